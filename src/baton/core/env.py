@@ -1,0 +1,51 @@
+"""Typed environment flags. Nothing else in the package reads `os.environ`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Flag(Generic[T]):
+    """One environment variable with a type, a default and a sentence of help."""
+
+    def __init__(self, name: str, default: T, parse: Callable[[str], T], help: str) -> None:
+        self.name, self.default, self.parse, self.help = name, default, parse, help
+
+    def get(self) -> T:
+        """Value now; a value that cannot be parsed is an error that names the variable."""
+        raw = os.environ.get(self.name)
+        if raw is None:
+            return self.default
+        try:
+            return self.parse(raw)
+        except ValueError as error:
+            raise ValueError(f"environment variable {self.name}={raw!r}: {error}") from None
+
+
+def _bool(raw: str) -> bool:
+    value = raw.strip().lower()
+    if value in {"1", "true", "yes", "on"}:
+        return True
+    if value in {"", "0", "false", "no", "off"}:
+        return False
+    raise ValueError("expected 0 or 1")
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "baton"
+
+
+DEBUG = Flag(
+    "BATON_DEBUG", False, _bool, "poison unused device rows and check that futures are read once"
+)
+CACHE = Flag("BATON_CACHE", _default_cache(), Path, "folder for downloaded and extracted models")
+LOG_LEVEL = Flag("BATON_LOG_LEVEL", "info", str.lower, "debug, info, warning or error")
+API_KEY = Flag("BATON_API_KEY", "", str, "API key the server asks for (same as --api-key)")
+
+ALL: tuple[Flag[bool] | Flag[Path] | Flag[str], ...] = (DEBUG, CACHE, LOG_LEVEL, API_KEY)

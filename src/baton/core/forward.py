@@ -1,0 +1,66 @@
+"""What the runner hands to a model for one step: flat token rows and how they group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from baton.core.kv import KVShape, KVView
+
+
+@dataclass
+class ForwardBatch:
+    """`B` sequences contribute `T = sum(query_lens)` rows, one sequence after the other.
+
+    query_lens: tokens of each sequence in this step, host ints, all >= 1.
+    context_lens: tokens of each sequence already in the KV cache, host ints.
+    positions: int64 [T], on the device.
+    slots: int64 [T], flat KV position of each row (page * page_size + offset).
+    pages: int64 [B, P], page ids of each sequence, padded with 0.
+    """
+
+    query_lens: list[int]
+    context_lens: list[int]
+    positions: torch.Tensor
+    slots: torch.Tensor
+    pages: torch.Tensor
+
+
+@dataclass
+class ForwardContext:
+    """One step's shared state: made once, read by every layer."""
+
+    batch: ForwardBatch
+    plan: Any  # the attention backend's plan, made once per step
+    kv: Sequence[KVView]  # one per layer
+
+
+class TensorGroup(Protocol):
+    """The ranks that share each layer (tensor parallel). Size 1 costs nothing."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum of `x` over ranks; may reuse `x`."""
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Concatenation over ranks along `dim`, in rank order."""
+
+
+class Model(Protocol):
+    """A decoder, split over a TensorGroup or not; the caller cannot tell."""
+
+    kv_shapes: list[KVShape]  # one per layer, this rank's share
+
+    def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
+        """Make the step's attention plan, shared by all layers."""
+
+    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Token ids int64 [T] -> final normed hidden states [T, hidden]; KV is stored."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [S, hidden] -> float32 logits [S, vocab], the whole vocabulary."""

@@ -1,0 +1,33 @@
+"""Counters the engine reports; monotonic totals unless said otherwise."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot. `running`, `waiting`, `kv_pages_used` and `kv_pages_cached` are gauges.
+
+    `prefix_queries` / `prefix_hits` count prompt tokens looked up / found at first scheduling.
+    `kv_pages_used` are held by requests, `kv_pages_cached` are idle but reusable.
+    `step_seconds` is device time, `host_seconds` the time of planning, launching and collecting.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_pages_total: int = 0
+    kv_pages_used: int = 0
+    kv_pages_cached: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    rejected: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    host_seconds: float = 0.0
