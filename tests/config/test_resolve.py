@@ -41,7 +41,7 @@ def run(
         tokenizer_path="/m",
         load_format="dummy",
         kv_bytes_per_page=lambda size, dtype: size * TOKEN_BYTES[dtype],
-        weight_bytes=weight_bytes,
+        weight_elements=weight_bytes // 4 if machine.device == "cpu" else weight_bytes // 2,
     )
 
 

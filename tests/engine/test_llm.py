@@ -87,7 +87,9 @@ def test_prompt_logprobs_ignore_the_prefix_cache(llm: LLM) -> None:
     first = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2))[0]
     again = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2))[0]
     assert again.cached_tokens == 48
-    asked = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))[0]
+    asked = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))[
+        0
+    ]
     assert asked.cached_tokens == 0
     assert asked.prompt_logprobs is not None
     assert len(asked.prompt_logprobs) == len(prompt)

@@ -35,7 +35,7 @@ def resolve(
     tokenizer_path: str | None,
     load_format: str,
     kv_bytes_per_page: Callable[[int, str], int],
-    weight_bytes: int,
+    weight_elements: int,
 ) -> EngineConfig:
     """Decide everything that the options leave open, and refuse what cannot work.
 
@@ -44,7 +44,7 @@ def resolve(
         load_format: "safetensors", "gguf" or "dummy"; what `model_path` turned out to be.
         kv_bytes_per_page: bytes of one KV page over all layers of one rank, from
             `(page_size, kv_dtype)`.
-        weight_bytes: bytes of one rank's weights once loaded.
+        weight_elements: numbers in one rank's weights.
 
     Raises:
         ConfigError: naming the flag and the numbers that do not fit.
@@ -58,6 +58,7 @@ def resolve(
     seqs, tokens = _batch(options.scheduler, device, made)
     wanted = _wanted_len(options, model)
     utilization = _utilization(options.cache)
+    weight_bytes = weight_elements * itemsize(dtype)
     budget = _memory(device, machine, ranks, utilization, weight_bytes)
     page_bytes = kv_bytes_per_page(page_size, kv_dtype)
     most = seqs * -(-wanted // page_size)
@@ -92,6 +93,11 @@ def resolve(
         threads=_threads(options, machine, ranks, made),
         decisions=tuple(made),
     )
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one number: `"bfloat16" -> 2`."""
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 def _positive(flag: str, value: int) -> int:

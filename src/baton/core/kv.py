@@ -43,6 +43,9 @@ class KVView(Protocol):
         """Contiguous `(key [length, heads, key_dim], value [length, heads, value_dim])` of the
         first `length` tokens on `pages [P]` int64; values in the compute dtype."""
 
+    def poison(self, pages: torch.Tensor) -> None:
+        """Debug: overwrite `pages [P]` int64 so that a stale read shows (NaN)."""
+
     def paged(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Raw `(key, value)` page tensors `[num_pages, page_size, heads, dim]` for kernels that
         read them in place, or None when the format cannot be read without unpacking."""

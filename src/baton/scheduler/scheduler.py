@@ -50,7 +50,7 @@ class Scheduler:
         self._queue = Queue()
         self._planner = Planner(config, kv, cost, self._seats, self._queue)
         self._admission = Admission(config, kv, self._queue)
-        self._config, self._kv, self._cost, self._clock = config, kv, cost, clock
+        self._config, self.kv, self._cost, self._clock = config, kv, cost, clock
         self._in_flight: deque[tuple[int, Draft]] = deque()
         self._stats = EngineStats(kv_pages_total=kv.num_pages)
         self._seeds = random.Random(config.seed)
@@ -132,8 +132,8 @@ class Scheduler:
         stats = self._stats
         stats.running = len(self._seats.running)
         stats.waiting = len(self._queue)
-        stats.kv_pages_used = self._kv.used
-        stats.kv_pages_cached = self._kv.cached
+        stats.kv_pages_used = self.kv.used
+        stats.kv_pages_cached = self.kv.cached
         stats.preemptions = self._planner.preemptions
         return EngineStats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
 
@@ -142,7 +142,7 @@ class Scheduler:
         self._seats.check()
         self._queue.check()
         holders = list(self._seats.holders())
-        self._kv.check([sequence.kv for sequence in holders])
+        self.kv.check([sequence.kv for sequence in holders])
         rows = [sequence for _, draft in self._in_flight for sequence in draft.sequences]
         for sequence in holders:
             assert sequence.in_flight == rows.count(sequence), "rows in flight differ"
@@ -172,7 +172,7 @@ class Scheduler:
             limit=limit,
             seed=drawn if sampling.seed is None else sampling.seed,
             stops=stops if sampling.ignore_eos else stops | self._eos,
-            kv=self._kv.open(request.cache_salt),
+            kv=self.kv.open(request.cache_salt),
             timing=Timing(arrival=request.arrival),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )
@@ -180,7 +180,7 @@ class Scheduler:
     def _hit_tokens(self, sequence: Sequence) -> int:
         if not sequence.cacheable:
             return 0
-        return self._kv.match(sequence.kv, sequence.tokens).pages * self._kv.page_size
+        return self.kv.match(sequence.kv, sequence.tokens).pages * self.kv.page_size
 
     def _find_seated(self, request_id: str) -> Sequence | None:
         running = self._seats.running.get(request_id)
@@ -225,8 +225,8 @@ class Scheduler:
         if row.sample:
             sequence.tokens.append(result.token)
         computed = row.start + row.length
-        if computed // self._kv.page_size > sequence.kv.sealed:
-            self._kv.seal(sequence.kv, sequence.tokens, computed)
+        if computed // self.kv.page_size > sequence.kv.sealed:
+            self.kv.seal(sequence.kv, sequence.tokens, computed)
         if sequence.prompt_logprobs is not None and result.prompt_logprobs is not None:
             sequence.prompt_logprobs.extend(result.prompt_logprobs)
         if row.sample:

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from baton.core.errors import RequestError
 from baton.server.answer import read_body
-from baton.server.prompts import chat_ids, check_ids, encode, tokenizer_of
 from baton.server.parse import openapi_body, parse
+from baton.server.prompts import chat_ids, check_ids, encode, tokenizer_of
 from baton.server.schemas import DetokenizeRequest, TokenizeRequest
 from baton.server.state import ServerState, state_of
 

@@ -17,9 +17,23 @@ from baton.server.schemas import ChatMessage, TemplateFields
 T = TypeVar("T")
 _INLINE = 4096  # characters encoded on the event loop; longer texts go to a thread
 _RESERVED = frozenset(
-    "conversation messages tools documents chat_template add_generation_prompt tokenize padding "
-    "truncation max_length return_tensors return_dict return_assistant_tokens_mask "
-    "tokenizer_kwargs continue_final_message".split()
+    [
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "continue_final_message",
+    ]
 )
 
 
