@@ -315,10 +315,22 @@ def test_under_inference_mode() -> None:
     ]
 
 
+def test_no_step_depends_on_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without values stands in for an accelerator: reading one back would raise."""
+    monkeypatch.setattr(Sampler, "_sampled", lambda self, tokens, *rest: tokens)
+    sampler = Sampler(len(KINDS), VOCAB, torch.device("meta"))
+    for kind, params in enumerate(KINDS):
+        sampler.admit(admit(kind, params, seed=kind, prompt=(1, 2, 3)))
+    for slots in (list(range(len(KINDS))), [2], [0], [5, 6]):
+        tokens = sampler.sample(torch.empty(len(slots), VOCAB, device="meta"), slots)
+        assert isinstance(tokens, Tensor)
+        assert tokens.shape == (len(slots),)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_the_same_tokens_without_a_wait() -> None:
-    """Same noise, same tokens as on CPU; `sample` never synchronises (also when all are admitted)."""
+    """Same noise and tokens as on CPU; neither `admit` nor `sample` synchronises."""
     results = []
     for device in (CPU, torch.device("cuda")):
         sampler = Sampler(len(KINDS), VOCAB, device)
