@@ -84,7 +84,9 @@ def test_v2_lite_carries_yarn_temperature_in_the_softmax_scale() -> None:
         False,
         False,
     )
-    assert config.softmax_scale == pytest.approx(0.1147213867929261)  # 192^-0.5 (0.0707 ln 40 + 1)^2
+    assert config.softmax_scale == pytest.approx(
+        0.1147213867929261
+    )  # 192^-0.5 (0.0707 ln 40 + 1)^2
     assert attention_scaling(config.rope) == 1.0
 
 
