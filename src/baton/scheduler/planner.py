@@ -222,7 +222,7 @@ class Planner:
             sequence = self._queue.head(lane)
             if sequence is None or (blocker is not None and sequence is not blocker):
                 return
-            if budget.chunk(0, self._kv.page_size, share) <= 0:
+            if budget.chunk(0, min(self._kv.page_size, sequence.uncached), share) <= 0:
                 return
             if not self._fits(draft, sequence):
                 return
