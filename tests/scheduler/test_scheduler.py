@@ -244,6 +244,59 @@ def test_lower_priority_number_starts_first() -> None:
     assert list(dict.fromkeys(out.request_id for out in finish(scheduler))) == ["c", "b", "a"]
 
 
+def ahead(scheduler: Scheduler, turns: int) -> Iterator[StepPlan]:
+    """Plans of an engine that always has one step in flight while it plans."""
+    pending = scheduler.plan()
+    assert pending is not None
+    yield pending
+    for _ in range(turns):
+        plan = scheduler.plan()
+        scheduler.check()
+        scheduler.commit(answer(pending))
+        scheduler.check()
+        if plan is None:
+            return
+        yield plan
+        pending = plan
+
+
+def test_nobody_starts_while_a_running_request_lacks_a_page() -> None:
+    scheduler = make(num_pages=5, max_num_seqs=4, prefix_caching=False)
+    scheduler.add(ask("a", 30, sampling={"max_tokens": 30}))
+    scheduler.add(ask("b", 30, sampling={"max_tokens": 30}))
+    refused = 0
+    for turn, plan in enumerate(ahead(scheduler, 60)):
+        if turn == 0:
+            scheduler.add(ask("small", 4, sampling={"max_tokens": 4}, priority=-5))
+        draft = scheduler._in_flight[-1][1]
+        refused += draft.starved
+        assert not (draft.starved and plan.admit)
+    assert refused > 0
+
+
+def test_one_victim_is_preempted_when_its_pages_suffice() -> None:
+    scheduler = make(num_pages=10, max_num_seqs=8, prefix_caching=False)
+    for name in "abc":
+        scheduler.add(ask(name, 30, sampling={"max_tokens": 30}))
+    scheduler.add(ask("victim", 40, sampling={"max_tokens": 30}, priority=1))
+    for _ in ahead(scheduler, 6):
+        pass
+    assert scheduler.stats().preemptions == 1
+    assert [s.request.request_id for s in scheduler._queue] == ["victim"]
+
+
+def test_a_page_is_shared_only_after_its_step_committed() -> None:
+    scheduler = make(max_num_batched_tokens=32)
+    scheduler.add(ask("a", 100))
+    first, second = scheduler.plan(), scheduler.plan()
+    assert first is not None
+    assert second is not None
+    again = scheduler._kv.open()
+    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 0
+    scheduler.commit(answer(first))
+    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 2
+
+
 def test_abort_anywhere() -> None:
     scheduler = make(max_num_seqs=1)
     scheduler.add(ask("running"))

@@ -22,7 +22,8 @@ from baton.core.step import RowResult, StepPlan, StepResult
 from baton.kv.manager import KVManager
 from baton.scheduler.admission import Admission
 from baton.scheduler.cost import CostModel
-from baton.scheduler.planner import Draft, Planner
+from baton.scheduler.draft import Draft
+from baton.scheduler.planner import Planner
 from baton.scheduler.queue import Queue
 from baton.scheduler.state import Seats, Sequence, Status
 
