@@ -1,4 +1,7 @@
-"""Random mixes on tight engines: every request must get the tokens it gets alone."""
+"""Random mixes on tight engines: every request must get the tokens it gets alone.
+
+BATON_TEST_MIXES says how many mixes to run (300; a long run takes 2000 or more).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from baton.config.engine import EngineConfig
 from baton.core.request import FinishReason, TokenOutput
 from baton.core.step import StepPlan
 from baton.kv.manager import KVManager
+from baton.scheduler import queue
 from baton.scheduler.cost import BytesModel, CostModel
 from baton.scheduler.scheduler import Scheduler
 from helpers.configs import make_config
@@ -75,6 +79,12 @@ def check_last(last: TokenOutput, want: list[int], config: EngineConfig) -> None
         assert last.finish_reason is FinishReason.STOP
         assert last.stop_reason == want[-1]
     assert last.timing is not None
+
+
+@pytest.fixture(autouse=True)
+def _short_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that end where the mixes' prompts lie."""
+    monkeypatch.setattr(queue, "LANES", (8, 32, 80))
 
 
 @pytest.mark.parametrize("first", range(0, MIXES, GROUP))

@@ -146,8 +146,13 @@ class KVManager:
 
     def check(self, sequences: Iterable[KVSequence]) -> None:
         """Assert integrity, given every sequence that holds pages."""
-        self._pool.check([sequence.pages for sequence in sequences])
+        tables = [sequence.pages for sequence in sequences]
+        self._pool.check(tables)
         self._index.check()
+        held = {page for table in tables for page in table}
+        alive = sum(page in held or self._pool.is_idle(page) for page in self._index)
+        assert alive == len(self._index), "a free page is indexed"
+        assert self.cached <= alive, "an idle page is not indexed"
 
     def _digest(self, sequence: KVSequence, number: int, tokens: list[int]) -> bytes:
         chain = sequence.chain

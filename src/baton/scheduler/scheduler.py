@@ -22,7 +22,8 @@ from baton.core.step import RowResult, StepPlan, StepResult
 from baton.kv.manager import KVManager
 from baton.scheduler.admission import Admission
 from baton.scheduler.cost import CostModel
-from baton.scheduler.planner import Draft, Planner
+from baton.scheduler.draft import Draft
+from baton.scheduler.planner import Planner
 from baton.scheduler.queue import Queue
 from baton.scheduler.state import Seats, Sequence, Status
 
@@ -79,7 +80,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, with no further output for it. Unknown ids are ignored."""
-        sequence = self._queue.get(request_id) or self._find_seated(request_id)
+        sequence = self._find(request_id)
         if sequence is None:
             return
         self._stats.aborted += 1
@@ -157,8 +158,9 @@ class Scheduler:
     # Details ------------------------------------------------------------------------------------
 
     def _sequence(self, request: Request) -> Sequence:
-        if self._queue.get(request.request_id) or request.request_id in self._seats.running:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        name = request.request_id
+        if self._find(name) is not None:
+            raise RequestError(f"request id {name!r} is in use", param="request_id")
         limit = self._admission.limit(request)
         sampling = request.sampling
         # Drawn even if the user gave one, so that one request's options never change another's.
@@ -182,10 +184,11 @@ class Scheduler:
             return 0
         return self.kv.match(sequence.kv, sequence.tokens).pages * self.kv.page_size
 
-    def _find_seated(self, request_id: str) -> Sequence | None:
-        running = self._seats.running.get(request_id)
-        if running is not None:
-            return running
+    def _find(self, request_id: str) -> Sequence | None:
+        """The sequence of a request that has not ended."""
+        found = self._queue.get(request_id) or self._seats.running.get(request_id)
+        if found is not None:
+            return found
         for sequence in self._seats.leaving.values():
             if sequence.request.request_id == request_id and sequence.status is Status.LEAVING:
                 return sequence
