@@ -126,13 +126,9 @@ def _device(options: EngineOptions, machine: Machine, made: _Decisions) -> str:
 def _ranks(options: EngineOptions, model: ModelConfig, device: str, machine: Machine) -> int:
     flag = "--tensor-parallel-size"
     ranks = _positive(flag, options.parallel.tensor_parallel_size)
-    counts = {"attention heads": model.attention.num_heads}
-    kv_heads = getattr(model.attention, "num_kv_heads", None)
-    if kv_heads is not None:
-        counts["KV heads"] = kv_heads
-    for what, count in counts.items():
-        if count % ranks:
-            raise ConfigError(f"{flag} {ranks} does not divide the model's {count} {what}")
+    heads = model.attention.num_heads
+    if heads % ranks:
+        raise ConfigError(f"{flag} {ranks} does not divide the model's {heads} attention heads")
     if device == "cuda" and ranks > machine.num_devices:
         raise ConfigError(f"{flag} {ranks}: this machine has {machine.num_devices} CUDA device(s)")
     return ranks
