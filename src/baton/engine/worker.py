@@ -30,7 +30,7 @@ def watch_parent() -> None:
     """End this process as soon as standard input ends."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(0, 1):  # not sys.stdin: a thread in it may not be there at exit
             pass
         os._exit(0)
 
