@@ -101,6 +101,10 @@ class FakeEngine:
     def config(self) -> EngineConfig:
         return make_config(self.max_model_len)
 
+    @property
+    def reason(self) -> str:
+        return "" if self.state == "ready" else f"the engine is {self.state}"
+
     async def submit(
         self,
         prompt: str | list[int],
@@ -149,6 +153,7 @@ class FakeStream:
         self.engine, self.request_id = engine, request_id
         self.prompt, self.sampling = prompt, sampling
         self.stopped = asyncio.Event()
+        self.left = False
         self.outputs = self._run()
 
     def __aiter__(self) -> AsyncIterator[Output]:
@@ -194,11 +199,16 @@ class FakeStream:
                 if output.finished:
                     end = time.monotonic()
                     output.timing = Timing(arrival, start, first, end)
+                    self._leave()
                 yield output
                 if output.finished:
                     return
         finally:
-            engine.running -= 1
+            self._leave()
+
+    def _leave(self) -> None:
+        self.engine.running -= not self.left
+        self.left = True
 
     def _delta(self, done: int, count: int, last: bool) -> Output:
         body = [i for i in self.prompt if i < 256] or [63]

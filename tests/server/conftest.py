@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers.http import Running, running
+from helpers.serving import Running, running
 
 
 @pytest.fixture(scope="module")

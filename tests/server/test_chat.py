@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from helpers.http import Running
+from helpers.serving import Running
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

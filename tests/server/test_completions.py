@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.http import Running
+from helpers.serving import Running
 
 
 def test_text_prompt(server: Running) -> None:

@@ -102,10 +102,11 @@ async def detokenize(request: Request) -> Response:
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 when requests are taken, 503 with the reason otherwise."""
-    status = state_of(request).status
-    if status == "ready":
+    state = state_of(request)
+    if state.status == "ready":
         return _json({"status": "ready"})
-    return _json({"status": "unavailable", "reason": status}, 503, {"Retry-After": "1"})
+    answer = {"status": state.status, "reason": state.reason}
+    return _json(answer, 503, {"Retry-After": "1"})
 
 
 @router.get("/health/live")

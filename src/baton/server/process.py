@@ -77,7 +77,7 @@ class HttpServer:
         """Serve until `close()`."""
         await self._server.serve(sockets=[self._socket])
 
-    async def close(self, running: asyncio.Task[None]) -> None:
-        """Close idle connections, give answers in progress a moment, then return."""
-        self._server.should_exit = True
+    async def close(self, running: asyncio.Task[None], *, force: bool = False) -> None:
+        """Close idle connections, give answers in progress a moment (or not), then return."""
+        self._server.should_exit, self._server.force_exit = True, force
         await asyncio.wait({running}, timeout=5.0)

@@ -65,6 +65,10 @@ class EngineClient(Protocol):
     @property
     def state(self) -> EngineState: ...
 
+    @property
+    def reason(self) -> str:
+        """Why no requests are taken, for people; empty when the engine is ready."""
+
     async def submit(
         self,
         prompt: str | list[int],

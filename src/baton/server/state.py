@@ -57,16 +57,23 @@ class ServerState:
             return "draining"
         return self.engine.state if self.engine else "starting"
 
+    @property
+    def reason(self) -> str:
+        """Why requests are refused, for people."""
+        if self.draining:
+            return "the server is shutting down"
+        return self.engine.reason if self.engine else "the engine is starting"
+
     def ready_engine(self) -> EngineClient:
         """The engine, or Unavailable with the reason."""
         if self.engine is None or self.status != "ready":
-            raise Unavailable(f"the server cannot take requests: engine is {self.status}")
+            raise Unavailable(f"no requests are taken now: {self.reason}")
         return self.engine
 
     def loaded_engine(self) -> EngineClient:
         """The engine in whatever state, for questions that need no generation."""
         if self.engine is None:
-            raise Unavailable("the server cannot take requests: engine is starting")
+            raise Unavailable(f"no requests are taken now: {self.reason}")
         return self.engine
 
     def model(self, name: str | None) -> str:
