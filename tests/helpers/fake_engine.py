@@ -12,7 +12,7 @@ import jinja2
 
 from baton.config.engine import EngineConfig
 from baton.config.model import GQAConfig, ModelConfig, RopeConfig
-from baton.core.errors import BatonError, QueueFull, RequestFailed, Unavailable
+from baton.core.errors import QueueFull, RequestFailed, Unavailable
 from baton.core.request import (
     Completion,
     FinishReason,
@@ -287,12 +287,3 @@ def make_config(max_model_len: int) -> EngineConfig:
         attention_backend="auto",
         threads=1,
     )
-
-
-def refuses(error: BatonError) -> Any:
-    """An engine starter that fails with `error`."""
-
-    async def start(options: Any) -> FakeEngine:
-        raise error
-
-    return start

@@ -109,7 +109,8 @@ def test_drain_lets_streams_finish(processes: list[Process]) -> None:
 
 
 def test_drain_timeout_ends_with_an_error_event(processes: list[Process]) -> None:
-    server = Process(server={"port": 0, "drain_timeout": "500ms"}, script={"hang_after": 1})
+    options = {"port": 0, "drain_timeout": "500ms", "access_log": True}
+    server = Process(server=options, script={"hang_after": 1})
     processes.append(server)
     with httpx.stream(
         "POST", server.ready() + TEXT, json={"prompt": "abc", "stream": True}
@@ -123,6 +124,7 @@ def test_drain_timeout_ends_with_an_error_event(processes: list[Process]) -> Non
     assert "[DONE]" not in rest
     assert server.wait() == 0
     assert time.monotonic() - start < 3
+    assert '"POST /v1/completions HTTP/1.1" 200' in server.log
 
 
 def test_second_signal_ends_at_once(processes: list[Process]) -> None:

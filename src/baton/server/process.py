@@ -71,6 +71,8 @@ class HttpServer:
             timeout_keep_alive=75,
             timeout_graceful_shutdown=3,
         )
+        if options.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         self._server = _Uvicorn(config)
 
     async def run(self) -> None:

@@ -24,6 +24,7 @@ def test_disconnect_in_a_stream_cancels(server: Running) -> None:
         assert next(answer.iter_lines()).startswith("data: ")
     wait_until(lambda: len(server.engine.cancelled) == 1, 2)
     wait_until(lambda: server.engine.running == 0, 2)
+    assert server.metric("request_success_total", finished_reason="abort") == 1
 
 
 @pytest.mark.parametrize("prompt", ["abc", ["a", "b", "c"]])
