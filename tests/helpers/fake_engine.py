@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
-
 from baton.config.engine import EngineConfig
 from baton.config.model import GQAConfig, ModelConfig, RopeConfig
-from baton.core.errors import QueueFull, RequestFailed, Unavailable
+from baton.core.errors import QueueFull, RequestError, RequestFailed, Unavailable
 from baton.core.request import (
     Completion,
     FinishReason,
@@ -50,14 +48,17 @@ class FakeTokenizer:
         return b"".join(pieces).decode(errors="replace")
 
     def token(self, token_id: int) -> str:
-        return self.decode([token_id], skip_special=False)
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return {BOS: b"<s>", EOS: b"</s>"}.get(token_id) or bytes([token_id])
 
     def chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
     ) -> list[int]:
         self.chat_kwargs = kw
         if messages[0]["role"] == "alien":
-            raise jinja2.TemplateError("unknown role alien")
+            raise RequestError("unknown role alien", param="messages")
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
         return self.encode(text + "assistant: " * add_generation_prompt)
 

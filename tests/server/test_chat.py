@@ -95,6 +95,16 @@ def test_logprobs_without_top(server: Running) -> None:
     assert logprobs.content[0].top_logprobs == []
 
 
+def test_logprob_bytes_join_to_characters(server: Running) -> None:
+    made = server.client.chat.completions.create(
+        model="fake", messages=[{"role": "é", "content": ""}], max_tokens=2, logprobs=True
+    )  # type: ignore
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None
+    joined = bytes(b for entry in logprobs.content or [] for b in entry.bytes or [])
+    assert joined.decode() == "é"
+
+
 def test_content_parts_and_template_options(server: Running) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     server.post(
@@ -109,17 +119,6 @@ def test_content_parts_and_template_options(server: Running) -> None:
     assert server.engine.tokenizer.decode(server.engine.seen[0][0]) == "user: a\nb\n"
     kwargs = server.engine.tokenizer.chat_kwargs
     assert kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
-
-
-def test_continue_final_message(server: Running) -> None:
-    messages = [*HI, {"role": "assistant", "content": "we"}]
-    server.post(
-        "/v1/chat/completions", messages=messages, max_tokens=1, continue_final_message=True
-    ).raise_for_status()
-    assert server.engine.tokenizer is not None
-    assert server.engine.tokenizer.chat_kwargs == {"continue_final_message": True}
-    prompt = server.engine.tokenizer.decode(server.engine.seen[0][0])
-    assert prompt.endswith("assistant: we\n")
 
 
 def test_harmless_fields_are_taken(server: Running) -> None:

@@ -134,10 +134,8 @@ def test_numbers_that_are_not_finite(server: Running, literal: str) -> None:
         ({"messages": HI, "chat_template": "{{ x }}"}, "chat_template"),
         ({"messages": HI, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
         ({"messages": HI, "modalities": ["audio"]}, "modalities"),
-        (
-            {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message",
-        ),
+        ({"messages": HI, "continue_final_message": True}, "continue_final_message"),
+        ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"messages": HI, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )

@@ -38,9 +38,12 @@ class Tokenizer(Protocol):
 
     def token(self, token_id: int) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
     def chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Ids of a conversation; RequestError when the template refuses it."""
 
 
 class Fingerprint(Protocol):
