@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.config.engine import EngineConfig
-from baton.config.model import GQAConfig, ModelConfig, RopeConfig
 from baton.core.errors import QueueFull, RequestError, RequestFailed, Unavailable
 from baton.core.request import (
     Completion,
@@ -82,6 +80,13 @@ class FakeFingerprint:
     digest: str = "f1e2d3c4b5a697887766554433221100"
 
 
+@dataclass(frozen=True)
+class FakeInfo:
+    model: str = "/models/fake"
+    vocab_size: int = VOCAB
+    max_model_len: int = 4096
+
+
 @dataclass
 class FakeEngine:
     """Satisfies `server.protocol.EngineClient`. `seen` holds what was submitted."""
@@ -99,8 +104,8 @@ class FakeEngine:
     stats_delay: float = 0.0
 
     @property
-    def config(self) -> EngineConfig:
-        return make_config(self.max_model_len)
+    def info(self) -> FakeInfo:
+        return FakeInfo(max_model_len=self.max_model_len)
 
     @property
     def reason(self) -> str:
@@ -248,43 +253,3 @@ def position(token_id: int, k: int) -> PositionLogprobs:
         for r in range(k)
     ]
     return PositionLogprobs(TokenLogprob(token_id, -0.5, 1), top)
-
-
-def make_config(max_model_len: int) -> EngineConfig:
-    """The smallest EngineConfig there is."""
-    model = ModelConfig(
-        family="fake",
-        vocab_size=VOCAB,
-        hidden_size=8,
-        num_layers=1,
-        intermediate_size=8,
-        attention=GQAConfig(1, 1, 8),
-        rope=RopeConfig(8),
-        norm_eps=1e-6,
-        max_position=max_model_len,
-    )
-    return EngineConfig(
-        model_path="/models/fake",
-        tokenizer_path=None,
-        load_format="dummy",
-        seed=0,
-        model=model,
-        dtype="float32",
-        max_model_len=max_model_len,
-        page_size=16,
-        kv_dtype="float32",
-        num_pages=100,
-        gpu_memory_utilization=0.9,
-        prefix_caching=True,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        max_num_queued_reqs=16,
-        max_num_queued_tokens=1 << 20,
-        step_time=0.05,
-        step_memory=1 << 30,
-        async_scheduling=True,
-        tensor_parallel_size=1,
-        device="cpu",
-        attention_backend="auto",
-        threads=1,
-    )

@@ -108,8 +108,8 @@ async def accept(
 ) -> Context[R]:
     """Check limits and submit. `fields`: names of the prompt field and of the limit field."""
     state = state_of(request)
-    check_sampling(sampling, engine.config.model.vocab_size, fields[1])
-    check_length(prompts, sampling, engine.config.max_model_len, *fields)
+    check_sampling(sampling, engine.info.vocab_size, fields[1])
+    check_length(prompts, sampling, engine.info.max_model_len, *fields)
     priority = body.priority or 0
     if abs(priority) > _INT32:
         raise RequestError(f"priority must be in [-{_INT32}, {_INT32}]", param="priority")

@@ -44,7 +44,7 @@ async def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> list[
 
 async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
     """The prompts in `prompt`: a string, strings, ids, or lists of ids."""
-    vocab = engine.config.model.vocab_size
+    vocab = engine.info.vocab_size
     if isinstance(value, str):
         return [await _text_prompt(engine, value, special)]
     if isinstance(value, list) and value:

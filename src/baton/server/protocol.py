@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Literal, Protocol
 
-from baton.config.engine import EngineConfig
 from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
@@ -53,11 +52,24 @@ class Fingerprint(Protocol):
     def digest(self) -> str: ...
 
 
+class EngineInfo(Protocol):
+    """Facts about the engine; lengths in tokens."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
 class EngineClient(Protocol):
     """The engine as the server sees it."""
 
     @property
-    def config(self) -> EngineConfig: ...
+    def info(self) -> EngineInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...

@@ -48,7 +48,7 @@ class ServerState:
         """Names clients may use; the first is the one reported."""
         if self.options.served_model_name:
             return self.options.served_model_name
-        return (self.engine.config.model_path,) if self.engine else ("",)
+        return (self.engine.info.model,) if self.engine else ("",)
 
     @property
     def status(self) -> str:
