@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,8 @@ from baton.core import env
 from baton.core.units import format_bytes
 
 if TYPE_CHECKING:
+    from baton.attention.backend import Attention
+    from baton.core.kv import KVShape
     from baton.engine.build import Prepared
 
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "numpy", "safetensors", "gguf")
@@ -75,63 +77,46 @@ def _shown(flag: env.Flag[Any]) -> Any:
 
 
 def _model_report(prepared: Prepared) -> dict[str, Any]:
-    from baton.engine.build import fingerprint
+    from baton.models import registry
+    from baton.parallel.group import ShapeGroup
 
     config = prepared.config
-    shown = {k: v for k, v in vars(config).items() if k not in {"model", "decisions"}}
-    return {
-        "model": {"name": prepared.source.name, "path": str(prepared.source.path)}
-        | {"family": config.model.family, "layers": config.model.num_layers},
-        "config": shown,
-        "decisions": [asdict(decision) for decision in config.decisions],
-        "attention": _attention(config),
-        "kv": _kv(config),
-        "fingerprint": fingerprint(prepared).to_dict(),
-    }
-
-
-@dataclass
-class _Ranks:
-    """A TensorGroup's size without its ranks: enough for shapes."""
-
-    size: int
-    rank: int = 0
-
-    def all_reduce(self, x: Any) -> Any:
-        """Not called: nothing runs here."""
-        return x
-
-    def all_gather(self, x: Any, dim: int = -1) -> Any:
-        """Not called: nothing runs here."""
-        return x
-
-
-def _attention(config: EngineConfig) -> dict[str, Any]:
-    """Which backend serves which half of a step, and what every other one says against itself."""
-    from baton.attention.backend import ATTENTION
-    from baton.models import registry
-
-    group = _Ranks(config.tensor_parallel_size)
+    group = ShapeGroup(config.tensor_parallel_size)
     model = registry.build(
         config.model, config.dtype, config.device, group, config.attention_backend
     )
-    chosen = {"prefill": model.attention.prefill, "decode": model.attention.decode}
-    names = {name: ATTENTION.get(name) for name in ATTENTION.names()}
-    need = model.attention.prefill.need
+    shown = {k: v for k, v in vars(config).items() if k not in {"model", "decisions"}}
     return {
-        **{
-            half: next(name for name, kind in names.items() if type(backend) is kind)
-            for half, backend in chosen.items()
+        "model": {
+            "name": prepared.source.name,
+            "path": str(prepared.source.path),
+            "family": config.model.family,
+            "layers": config.model.num_layers,
         },
-        "against": {name: kind.why_not(need) for name, kind in names.items()},
+        "config": shown,
+        "decisions": [asdict(decision) for decision in config.decisions],
+        "attention": _attention(model.attention),
+        "kv": _kv(config, model.kv_shapes),
+        "fingerprint": _fingerprint(prepared, model.kv_shapes),
     }
 
 
-def _kv(config: EngineConfig) -> dict[str, Any]:
-    from baton.kv.format import bytes_per_page
-    from baton.models import registry
+def _attention(attention: Attention) -> dict[str, Any]:
+    """Which backend serves which half of a step, and what each one says against itself."""
+    from baton.attention.backend import ATTENTION
 
-    shapes = registry.kv_shapes(config.model, config.tensor_parallel_size)
+    names = {name: ATTENTION.get(name) for name in ATTENTION.names()}
+    kinds = {kind: name for name, kind in names.items()}
+    return {
+        "prefill": kinds[type(attention.prefill)],
+        "decode": kinds[type(attention.decode)],
+        "against": {name: kind.why_not(attention.prefill.need) for name, kind in names.items()},
+    }
+
+
+def _kv(config: EngineConfig, shapes: list[KVShape]) -> dict[str, int]:
+    from baton.kv.format import bytes_per_page
+
     page = bytes_per_page(shapes, config.page_size, config.kv_dtype)
     return {
         "bytes_per_token": page // config.page_size,
@@ -139,6 +124,14 @@ def _kv(config: EngineConfig) -> dict[str, Any]:
         "tokens": config.num_pages * config.page_size,
         "bytes": config.num_pages * page,
     }
+
+
+def _fingerprint(prepared: Prepared, shapes: list[KVShape]) -> dict[str, Any]:
+    from baton.engine.build import fingerprint, read_tokenizer
+
+    tokenizer = read_tokenizer(prepared)
+    found = fingerprint(prepared, shapes, "" if tokenizer is None else tokenizer.digest)
+    return {"digest": found.digest, **found.to_dict()}
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -1,0 +1,201 @@
+"""Attention over pages: what a backend implements, and how a step is shared out.
+
+A step's sequences are split by query length: those that bring one token decode, the others
+prefill. Each half has its own backend, the same one unless the user names a pair
+("prefill,decode"). `plan` runs once per step, `gqa` or `mla` once per layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baton.attention.positions.rotary import RotaryPositions, Rotation
+from baton.attention.spec import AttentionNeed
+from baton.core.errors import ConfigError
+from baton.core.forward import ForwardBatch
+from baton.core.kv import KVView
+from baton.core.registry import Registry
+
+
+class AttentionBackend(ABC):
+    """Computes attention of one rank's heads, for prefill rows, decode rows or both.
+
+    Keys and values of the step's own tokens are in the pages before `prefill_*` or `decode_*`
+    is called. Queries `[T, H, D]`, keys and values `[T, Hk, D]` hold every row of the step;
+    results hold only the rows of the planned sequences, in their order.
+    """
+
+    def __init__(self, need: AttentionNeed) -> None:
+        self.need = need
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, need: AttentionNeed) -> list[str]:
+        """Reasons against serving `need`; empty when it can."""
+
+    @abstractmethod
+    def plan_prefill(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
+        """Plan the sequences (indices into the batch) with more than one query."""
+
+    @abstractmethod
+    def plan_decode(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
+        """Plan the sequences with exactly one query."""
+
+    @abstractmethod
+    def prefill_gqa(
+        self, plan: Any, view: KVView, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """`[prefill rows, H, D]`."""
+
+    @abstractmethod
+    def decode_gqa(self, plan: Any, view: KVView, q: torch.Tensor) -> torch.Tensor:
+        """`[decode rows, H, D]`."""
+
+    @abstractmethod
+    def prefill_mla(
+        self, plan: Any, view: KVView, q: torch.Tensor, latent: torch.Tensor, up: torch.Tensor
+    ) -> torch.Tensor:
+        """`[prefill rows, H, value_dim]`; see `Attention.mla` for the arguments."""
+
+    @abstractmethod
+    def decode_mla(
+        self, plan: Any, view: KVView, q: torch.Tensor, up: torch.Tensor
+    ) -> torch.Tensor:
+        """`[decode rows, H, value_dim]`; see `Attention.mla` for the arguments."""
+
+
+ATTENTION: Registry[type[AttentionBackend]] = Registry(
+    "attention backend", {"torch": "baton.attention.torch_backend:TorchBackend"}
+)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """One step, for every layer. A part is None when the step has no such rows."""
+
+    rotation: Rotation
+    slots: torch.Tensor
+    prefill: Any
+    decode: Any
+    prefill_rows: torch.Tensor | None  # int64; None: all rows
+    decode_rows: torch.Tensor | None
+
+
+class Attention:
+    """The attention of a model: one backend for prefill, one for decode, one position scheme."""
+
+    def __init__(
+        self, prefill: AttentionBackend, decode: AttentionBackend, positions: RotaryPositions
+    ) -> None:
+        self.prefill, self.decode, self.positions = prefill, decode, positions
+
+    def plan(self, batch: ForwardBatch, page_size: int) -> AttentionPlan:
+        """Share the batch out and let each backend plan its half."""
+        lens = batch.query_lens
+        long = [i for i, length in enumerate(lens) if length > 1]
+        single = [i for i, length in enumerate(lens) if length == 1]
+        mixed = bool(long) and bool(single)
+        return AttentionPlan(
+            rotation=self.positions.rotation(batch.positions),
+            slots=batch.slots,
+            prefill=self.prefill.plan_prefill(batch, long, page_size) if long else None,
+            decode=self.decode.plan_decode(batch, single, page_size) if single else None,
+            prefill_rows=_rows(batch, long) if mixed else None,
+            decode_rows=_rows(batch, single) if mixed else None,
+        )
+
+    def gqa(
+        self,
+        plan: AttentionPlan,
+        view: KVView,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        """Store `k`, `v` `[T, Hk, D]` (rotated already) and attend with `q [T, H, D]`."""
+        view.store(plan.slots, k, v)
+        long = single = None
+        if plan.prefill is not None:
+            long = self.prefill.prefill_gqa(plan.prefill, view, q, k, v)
+        if plan.decode is not None:
+            single = self.decode.decode_gqa(plan.decode, view, q)
+        return _join(plan, q.shape[0], long, single)
+
+    def mla(
+        self,
+        plan: AttentionPlan,
+        view: KVView,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        up: torch.Tensor,
+    ) -> torch.Tensor:
+        """Store latents and attend.
+
+        Args:
+            plan: this step's.
+            view: this layer's pages.
+            q: `[T, H, nope_dim + rope_dim]`, the last part rotated.
+            latent: `[T, latent_dim + rope_dim]`, normed latent and rotated shared key.
+            up: `[H, nope_dim + value_dim, latent_dim]`, the weights from latents to keys
+                (first rows) and values of each head.
+
+        Returns:
+            `[T, H, value_dim]`.
+        """
+        view.store(plan.slots, latent[:, None], None)
+        long = single = None
+        if plan.prefill is not None:
+            long = self.prefill.prefill_mla(plan.prefill, view, q, latent, up)
+        if plan.decode is not None:
+            single = self.decode.decode_mla(plan.decode, view, q, up)
+        return _join(plan, q.shape[0], long, single)
+
+
+def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> torch.Tensor:
+    """Flat row numbers of `sequences`, int64 on the batch's device."""
+    starts = row_starts(batch)
+    rows = [r for i in sequences for r in range(starts[i], starts[i] + batch.query_lens[i])]
+    return torch.tensor(rows, device=batch.slots.device)
+
+
+def row_starts(batch: ForwardBatch) -> list[int]:
+    """First row of each sequence."""
+    starts, total = [], 0
+    for length in batch.query_lens:
+        starts.append(total)
+        total += length
+    return starts
+
+
+def _join(
+    plan: AttentionPlan, rows: int, long: torch.Tensor | None, single: torch.Tensor | None
+) -> torch.Tensor:
+    """The two halves in row order."""
+    if long is None or single is None:
+        only = single if long is None else long
+        assert only is not None, "a step has at least one row"
+        return only
+    out = long.new_empty(rows, *long.shape[1:])
+    out[plan.prefill_rows] = long
+    out[plan.decode_rows] = single
+    return out
+
+
+def make_attention(name: str, need: AttentionNeed, positions: RotaryPositions) -> Attention:
+    """Backends by name: "auto", one name for both, or "prefill,decode".
+
+    Raises:
+        ConfigError: when a name is unknown or its backend cannot serve `need`; says why.
+    """
+    names = [part.strip() for part in name.split(",")]
+    if len(names) > 2 or not all(names):
+        raise ConfigError(
+            f'attention backend {name!r}: write "auto", one name, or "prefill,decode"'
+        )
+    backends = [ATTENTION.select(need, part).value(need) for part in dict.fromkeys(names)]
+    return Attention(backends[0], backends[-1], positions)

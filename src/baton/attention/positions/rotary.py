@@ -1,0 +1,40 @@
+"""Plain rotary positions, with whatever frequency scaling the model was trained for."""
+
+from __future__ import annotations
+
+import torch
+
+from baton.config.model import RopeConfig
+from baton.ops.dtypes import wide
+from baton.ops.rope import apply_rope, attention_scaling, inverse_frequencies
+
+
+class Rotation:
+    """One step's angles, made once and used by every layer."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
+        self.cos, self.sin, self.interleaved = cos, sin, interleaved
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate `x [T, heads, rope.dim]`; same shape and dtype back."""
+        return apply_rope(x, self.cos, self.sin, self.interleaved)
+
+
+class RotaryPositions:
+    """Angles of any position, computed when asked.
+
+    There is no table: a step's angles are `tokens * dim / 2` cosines, nothing beside one layer,
+    and 512K positions then cost no memory and no start-up time.
+    """
+
+    def __init__(self, rope: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._interleaved = rope.interleaved
+        self._scaling = attention_scaling(rope)
+        self._frequencies = inverse_frequencies(rope, wide(dtype)).to(device)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        """Angles of `positions` (int64 `[T]`), in float32 (float64 for float64 models)."""
+        angles = positions.to(self._frequencies.dtype)[:, None] * self._frequencies
+        return Rotation(
+            angles.cos() * self._scaling, angles.sin() * self._scaling, self._interleaved
+        )

@@ -1,0 +1,149 @@
+"""How keys and values lie in pages. A format is a plug-in: bytes, store, gather, poison."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.core.kv import KVShape, KVView
+from baton.core.registry import Registry
+from baton.ops.dtypes import torch_dtype
+
+
+class KVFormat(ABC):
+    """One way of keeping a layer's keys and values."""
+
+    @abstractmethod
+    def bytes_per_token(self, shape: KVShape) -> int:
+        """Bytes that one token takes in one layer of `shape`."""
+
+    @abstractmethod
+    def view(
+        self,
+        shape: KVShape,
+        num_pages: int,
+        page_size: int,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVView:
+        """Allocate one layer's pages."""
+
+
+class DenseFormat(KVFormat):
+    """Values as they are, in one floating dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def bytes_per_token(self, shape: KVShape) -> int:
+        return shape.width * self.dtype.itemsize
+
+    def view(
+        self,
+        shape: KVShape,
+        num_pages: int,
+        page_size: int,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVView:
+        return DenseView(shape, num_pages, page_size, self.dtype, compute_dtype, device)
+
+
+class DenseView:
+    """One layer's pages in one dtype; a KVView.
+
+    Memory is left as it comes: readers never look past a sequence's length, and `poison` proves
+    it. With `shape.shared_value` only keys are kept and values are their first columns.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape, self.page_size, self._compute_dtype = shape, page_size, compute_dtype
+        slots = num_pages * page_size
+        self._key = torch.empty(slots, shape.heads, shape.key_dim, dtype=dtype, device=device)
+        self._value = (
+            self._key[..., : shape.value_dim]
+            if shape.shared_value
+            else torch.empty(slots, shape.heads, shape.value_dim, dtype=dtype, device=device)
+        )
+
+    def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        """See KVView. Rounds to the format's dtype."""
+        self._key[slots] = key.to(self._key.dtype)
+        if value is not None:
+            self._value[slots] = value.to(self._value.dtype)
+
+    def gather(self, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See KVView. What is returned is a copy."""
+        key = self._rows(self._key, pages, length)
+        if self.shape.shared_value:
+            return key, key[..., : self.shape.value_dim]
+        return key, self._rows(self._value, pages, length)
+
+    def _rows(self, store: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+        # Whole pages as single rows: index_select then copies long runs instead of heads.
+        flat = store.view(-1, self.page_size * store.shape[1] * store.shape[2])
+        rows = flat.index_select(0, pages).view(-1, store.shape[1], store.shape[2])
+        return rows[:length].to(self._compute_dtype)
+
+    def paged(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See KVView."""
+        pages = -1, self.page_size
+        return (
+            self._key.view(*pages, *self._key.shape[1:]),
+            self._value.view(*pages, *self._value.shape[1:]),
+        )
+
+    def poison(self, pages: torch.Tensor) -> None:
+        """Fill `pages` (int64) with NaN, so that reading a freed page shows."""
+        for store in self.paged():
+            store[pages] = torch.nan
+
+
+FLOAT64 = DenseFormat(torch.float64)
+FLOAT32 = DenseFormat(torch.float32)
+BFLOAT16 = DenseFormat(torch.bfloat16)
+FLOAT16 = DenseFormat(torch.float16)
+
+FORMATS: Registry[KVFormat] = Registry(
+    "KV format",
+    {
+        name: f"baton.kv.format:{name.upper()}"
+        for name in ("float32", "bfloat16", "float16", "float64")
+    },
+)
+
+
+def make_views(
+    shapes: Sequence[KVShape],
+    num_pages: int,
+    page_size: int,
+    kv_dtype: str,
+    compute_dtype: str | torch.dtype,
+    device: str | torch.device,
+) -> list[KVView]:
+    """Pages of every layer, allocated.
+
+    Raises:
+        ConfigError: when `kv_dtype` is no format, or a size is not positive.
+    """
+    if num_pages < 1 or page_size < 1:
+        raise ConfigError(f"KV pool of {num_pages} pages of {page_size} tokens: must be positive")
+    form, dtype, where = FORMATS.get(kv_dtype), torch_dtype(compute_dtype), torch.device(device)
+    return [form.view(shape, num_pages, page_size, dtype, where) for shape in shapes]
+
+
+def bytes_per_page(shapes: Sequence[KVShape], page_size: int, kv_dtype: str) -> int:
+    """Bytes that one page takes over all layers of this rank."""
+    form = FORMATS.get(kv_dtype)
+    return page_size * sum(form.bytes_per_token(shape) for shape in shapes)

@@ -1,0 +1,107 @@
+"""A layer of routed experts, with or without a shared one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from baton.config.model import MoEConfig
+from baton.layers.mlp import MLP
+from baton.layers.weights import Fill, LayerContext, Source, Weighted, split_even
+from baton.ops.dtypes import wide
+from baton.ops.moe import expert_mlp
+from baton.ops.router import route
+
+
+class Router(Weighted):
+    """Scores in float32 (float64 for float64 models), replicated on every rank.
+
+    Checkpoint tensors: `gate.weight [E, H]` and, with `score_bias`,
+    `gate.e_score_correction_bias [E]`.
+    """
+
+    def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
+        super().__init__()
+        self.moe, self.dtype = moe, wide(context.dtype)
+        experts = moe.num_experts
+        self.weight: torch.Tensor
+        self.declare("weight", (experts, hidden), self.dtype)
+        all_rows = slice(None)
+        weight = Source("gate.weight", (experts, hidden), (all_rows, all_rows))
+        self.fills.append(Fill("weight", (all_rows, all_rows), (weight,)))
+        self.bias: torch.Tensor | None = None
+        if moe.score_bias:
+            self._declare_bias(experts)
+
+    def _declare_bias(self, experts: int) -> None:
+        del self.bias
+        self.declare("bias", (experts,), self.dtype)
+        source = Source("gate.e_score_correction_bias", (experts,), (slice(None),))
+        self.fills.append(Fill("bias", (slice(None),), (source,), dummy="zero"))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[T, H] -> (experts int64 [T, K], weights [T, K])`."""
+        return route(F.linear(x.to(self.dtype), self.weight), self.bias, self.moe)
+
+
+class Experts(Weighted):
+    """Every expert's gate, up and down weights, split over ranks by the intermediate width.
+
+    Checkpoint tensors: one per expert (`experts.E.gate_proj.weight [I, H]`, ...), or stacked as
+    transformers keeps them in memory (`experts.gate_up_proj [E, 2I, H]`,
+    `experts.down_proj [E, H, I]`).
+    """
+
+    def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
+        super().__init__()
+        self.wide_combine = moe.fp32_combine
+        count, width = moe.num_experts, moe.intermediate
+        share = split_even(width, context.group, "the experts' intermediate size")
+        self.gate_up: torch.Tensor
+        self.down: torch.Tensor
+        self.declare("gate_up", (count, 2 * share.size, hidden), context.dtype)
+        self.declare("down", (count, hidden, share.size), context.dtype)
+        every = slice(None)
+        for e in range(count):
+            for place, part in enumerate(("gate_proj", "up_proj")):
+                rows = slice(place * width + share.start, place * width + share.stop)
+                sources = (
+                    Source(f"experts.{e}.{part}.weight", (width, hidden), (share.index, every)),
+                    Source("experts.gate_up_proj", (count, 2 * width, hidden), (e, rows, every)),
+                )
+                into = slice(place * share.size, (place + 1) * share.size)
+                self.fills.append(Fill("gate_up", (e, into, every), sources))
+            sources = (
+                Source(f"experts.{e}.down_proj.weight", (hidden, width), (every, share.index)),
+                Source("experts.down_proj", (count, hidden, width), (e, every, share.index)),
+            )
+            self.fills.append(Fill("down", (e, every, every), sources))
+
+    def forward(
+        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """This rank's share of the combined output, `[T, H]`, in the combine's dtype."""
+        return expert_mlp(x, experts, weights, self.gate_up, self.down, self.wide_combine)
+
+
+class MoE(nn.Module):
+    """Router, routed experts, shared expert; one sum over ranks for all of it."""
+
+    def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
+        super().__init__()
+        self.group = context.group
+        self.gate = Router(context, moe, hidden)
+        self.experts = Experts(context, moe, hidden)
+        self.shared_experts = (
+            MLP(context, hidden, moe.shared_intermediate, reduce=False)
+            if moe.shared_intermediate
+            else None
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[T, H] -> [T, H]`, in x's dtype."""
+        y: torch.Tensor = self.experts(x, *self.gate(x))
+        if self.shared_experts is not None:
+            y = y + self.shared_experts(x)
+        return self.group.all_reduce(y.to(x.dtype))

@@ -1,0 +1,50 @@
+"""Routed experts, the reference: tokens sorted by expert, one small MLP after another."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from baton.ops.activation import silu_mul
+from baton.ops.dtypes import wide
+
+
+def expert_mlp(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    wide_combine: bool = True,
+) -> torch.Tensor:
+    """`sum_k weights[t, k] * mlp_of(experts[t, k])(x[t])`.
+
+    Args:
+        x: `[T, H]`.
+        experts: int64 `[T, K]` in `[0, E)`.
+        weights: `[T, K]`, float32 or float64.
+        gate_up: `[E, 2I, H]`, gate rows first.
+        down: `[E, H, I]`.
+        wide_combine: sum the K outputs in float32 (float64 for float64), else in x's dtype.
+
+    Returns:
+        `[T, H]` in the dtype of the sum. Reads expert counts on the host: not for a GPU's
+        step path.
+    """
+    top_k = experts.shape[1]
+    order = experts.flatten().argsort(stable=True)
+    tokens = order // top_k
+    counts = torch.bincount(experts.flatten(), minlength=gate_up.shape[0]).tolist()
+    dtype = wide(x.dtype) if wide_combine else x.dtype
+    scale = weights.flatten()[order, None].to(dtype)
+    out = torch.zeros(x.shape[0], down.shape[1], dtype=dtype, device=x.device)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        rows = tokens[start : start + count]
+        hidden = silu_mul(F.linear(x[rows], gate_up[expert]))
+        part = F.linear(hidden, down[expert]).to(dtype) * scale[start : start + count]
+        out.index_add_(0, rows, part)
+        start += count
+    return out

@@ -1,0 +1,33 @@
+"""RMSNorm (Zhang & Sennrich, arXiv 1910.07467), alone and behind a residual addition."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from baton.ops.dtypes import wide
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
+
+    Args:
+        x: `[..., D]`, any floating dtype; the mean is taken in float32 (float64 for float64).
+        weight: `[D]`.
+        eps: added to the mean square.
+
+    Returns:
+        `[..., D]` in x's dtype; the normalised value is rounded to it before the weight is
+        applied, as the families' training code does.
+    """
+    if x.dtype == wide(x.dtype):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.to(wide(x.dtype)), weight.shape, None, eps).to(x.dtype) * weight
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(rms_norm(x + residual), x + residual)`; shapes and dtypes as in `rms_norm`."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total

@@ -1,0 +1,49 @@
+"""Which experts a token goes to, and with what weights.
+
+DeepSeek-V2 (arXiv 2405.04434, 2.2) for groups scored by their best expert; DeepSeek-V3
+(arXiv 2412.19437, 2.1.2) for sigmoid scores, the load-balancing bias and groups scored by their
+two best experts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.config.model import MoEConfig
+
+
+def route(
+    logits: torch.Tensor, bias: torch.Tensor | None, moe: MoEConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Top-k experts of each token.
+
+    Args:
+        logits: `[T, E]` float32 or float64.
+        bias: `[E]`, added to the scores for the choice only; None for none.
+        moe: top_k, score function, groups, normalisation and scale.
+
+    Returns:
+        `(experts int64 [T, K], weights [T, K])`; weights are the unbiased scores, divided by
+        their sum + 1e-20 when `moe.normalise`, times `moe.scale`.
+    """
+    scores = logits.sigmoid() if moe.score == "sigmoid" else logits.softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if moe.groups > 1:
+        choice = _keep_best_groups(choice, moe)
+    experts = choice.topk(moe.top_k, dim=-1, sorted=False).indices
+    weights = scores.gather(-1, experts)
+    if moe.normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return experts, weights * moe.scale
+
+
+def _keep_best_groups(choice: torch.Tensor, moe: MoEConfig) -> torch.Tensor:
+    """-inf for experts outside the `top_groups` best groups of each token."""
+    grouped = choice.view(choice.shape[0], moe.groups, -1)
+    if moe.group_score == "top2":
+        group_scores = grouped.topk(2, dim=-1).values.sum(-1)
+    else:
+        group_scores = grouped.amax(-1)
+    best = group_scores.topk(moe.top_groups, dim=-1, sorted=False).indices
+    drop = torch.ones_like(group_scores, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(drop[..., None], -torch.inf).flatten(-2)
