@@ -22,6 +22,7 @@ from baton.bench.trace import (
     span,
     write_trace,
 )
+from baton.core.errors import ConfigError
 
 REAL = Path(__file__).parents[2] / "../shared/traces/mooncake_conversation_trace.jsonl"
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [0, 7]}
@@ -126,9 +127,9 @@ def test_one_token_blocks_stay_apart_or_are_refused() -> None:
 
 @pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(0), Fraction(2), Fraction(1, 1024)])
 def test_scales_that_break_blocks_are_refused(scale: Fraction) -> None:
-    with pytest.raises(TraceError, match="length scale"):
+    with pytest.raises(ConfigError, match="length scale"):
         PromptMaker(scale)
-    with pytest.raises(TraceError, match="vocabulary"):
+    with pytest.raises(ConfigError, match="vocabulary"):
         PromptMaker(Fraction(1, 64), vocab=(5, 6))
 
 

@@ -136,7 +136,8 @@ def register(app: typer.Typer) -> None:
 
 def _chat(
     model: Annotated[
-        str | None, typer.Argument(help="Model as in `serve`; with --url, the served name.")
+        str | None,
+        typer.Argument(metavar="MODEL", help="As in `serve`; with --url, a served name."),
     ] = None,
     url: Annotated[str | None, typer.Option(help="Talk to a running server instead.")] = None,
     api_key: Annotated[
@@ -145,7 +146,10 @@ def _chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     **values: Any,
 ) -> None:
-    """Talk with a model. /exit ends, /clear starts over, Ctrl-C stops an answer."""
+    """Talk with a model, here or behind a URL.
+
+    /exit ends, /clear starts over, Ctrl-C stops an answer.
+    """
     flags = section_of(SamplingFlags, values)
     flags.params()
     partner: Partner

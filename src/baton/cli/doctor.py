@@ -39,12 +39,12 @@ def register(app: typer.Typer) -> None:
 
 def _doctor(
     model: Annotated[
-        str | None, typer.Argument(help="Also say how this model would be run.")
+        str | None, typer.Argument(metavar="MODEL", help="Also say how this model would be run.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     **values: Any,
 ) -> None:
-    """Show the machine, versions, settings, and every decision for a model with its reason."""
+    """Show the machine, and every decision for a model with its reason."""
     report: dict[str, Any] = {
         "machine": asdict(measure_machine(values["device"])),
         "versions": _versions(),
@@ -127,10 +127,22 @@ def _kv(config: EngineConfig, shapes: list[KVShape]) -> dict[str, int]:
 
 
 def _fingerprint(prepared: Prepared, shapes: list[KVShape]) -> dict[str, Any]:
-    from baton.engine.build import fingerprint, read_tokenizer
+    from baton.config.fingerprint import Fingerprint
+    from baton.engine.build import read_tokenizer
+    from baton.models.source import weights_digest
 
-    tokenizer = read_tokenizer(prepared)
-    found = fingerprint(prepared, shapes, "" if tokenizer is None else tokenizer.digest)
+    config, tokenizer = prepared.config, read_tokenizer(prepared)
+    found = Fingerprint.of(
+        engine=version(),
+        model=config.model,
+        weights=weights_digest(prepared.source, prepared.options.model.load_format, config.seed),
+        tokenizer="" if tokenizer is None else tokenizer.digest,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        page_size=config.page_size,
+        kv_shapes=shapes,
+        tp_size=config.tensor_parallel_size,
+    )
     return {"digest": found.digest, **found.to_dict()}
 
 

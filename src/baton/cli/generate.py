@@ -53,8 +53,10 @@ def _generate(
     ] = False,
     **values: Any,
 ) -> None:
-    """Continue prompts with a model in this process. Without -p or --file, standard input is one
-    prompt."""
+    """Continue prompts with a model, without a server.
+
+    Without --prompt and --file, standard input is one prompt.
+    """
     sampling = section_of(SamplingFlags, values).params()
     options = engine_options(model, values)
     prompts = _prompts(prompt or [], file)

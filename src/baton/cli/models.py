@@ -44,7 +44,7 @@ def _list() -> None:
 
 
 def _pull(
-    model: Annotated[str, typer.Argument(help="Embedded name or hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Embedded name or hub id.")],
     revision: Annotated[str | None, typer.Option(help="Hub revision.")] = None,
 ) -> None:
     """Fetch a model, so that serving it later needs no network. Prints its path."""

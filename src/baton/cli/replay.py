@@ -34,7 +34,10 @@ def register(app: typer.Typer) -> None:
 def _replay(
     trace: Annotated[
         str,
-        typer.Argument(help=f"Mooncake JSONL file, or '{SYNTHETIC}' for a made-up conversation."),
+        typer.Argument(
+            metavar="TRACE",
+            help=f"Mooncake JSONL file, or '{SYNTHETIC}' for a made-up conversation.",
+        ),
     ],
     base_url: Annotated[str, typer.Option(help="Server to send to.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Served model; the first when unset.")] = None,
@@ -65,8 +68,11 @@ def _replay(
         Path | None, typer.Option("--out", help="Also write everything as JSON.")
     ] = None,
 ) -> None:
-    """Replay a trace against a running server: prompts as token ids, each sent when it is due,
-    latency counted from then. Exits 1 when a request failed."""
+    """Replay a trace against a running server and measure it.
+
+    Prompts are token ids. Each request is sent when it is due, whether or not earlier ones are
+    answered, and latency counts from then. Exits with 1 when a request failed.
+    """
     from baton.bench.replay import Target, ask_model
     from baton.bench.report import summarize, table, write_json
     from baton.bench.run import run

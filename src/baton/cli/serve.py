@@ -17,7 +17,10 @@ from baton.config.cli import (
 from baton.server.options import ServerOptions
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="Folder, GGUF file, hub id or embedded name (`baton models list`).")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Folder, GGUF file, hub id or embedded name (`baton models list`)."
+    ),
 ]
 
 
@@ -35,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _serve(model: ModelArgument, **values: Any) -> None:
-    """Serve a model through the OpenAI API (chat, completions) until stopped."""
+    """Serve a model through the OpenAI API until stopped."""
     options = engine_options(model, values)
     server = section_of(ServerOptions, values)
     from baton.server.app import serve
