@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, ConfigError
 
 BLOCK = 512
 
@@ -121,6 +121,9 @@ class PromptMaker:
         scale: length scale in (0, 1] with whole scaled blocks, for example 1/64.
         vocab: token ids are drawn from [low, high).
         seed: another seed gives other tokens, for example to miss a warm cache.
+
+    Raises:
+        ConfigError: the scale splits blocks, or the range is empty.
     """
 
     def __init__(
@@ -128,10 +131,10 @@ class PromptMaker:
     ) -> None:
         low, high = vocab
         if low < 0 or high - low < 2:
-            raise TraceError(f"vocabulary range {low}:{high} is empty")
+            raise ConfigError(f"vocabulary range {low}:{high} is empty")
         block = scale * BLOCK
         if not 0 < scale <= 1 or block.denominator != 1:
-            raise TraceError(
+            raise ConfigError(
                 f"length scale {scale} makes {float(block):g} tokens of a block of {BLOCK}: "
                 f"use 1/N with N a divisor of {BLOCK}"
             )

@@ -12,7 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -30,7 +30,6 @@ PANELS = {
 #: spellings beside the field's own
 ALIASES = {
     "tensor_parallel_size": ("-tp",),
-    "block_size": ("--page-size",),
 }
 
 
@@ -48,9 +47,18 @@ class _Field:
         """A keyword parameter that typer reads as an option."""
         flag = "--" + self.name.replace("_", "-")
         names = (flag, *ALIASES.get(self.name, ()))
+        metavar, help_text = None, self.help
+        shown: bool | str = True
+        # short types and defaults, so that long flags are not cut in the help
         if self.annotation is bool:
             names = (f"{flag}/--no-{flag[2:]}",)
-        option = typer.Option(*names, help=self.help, rich_help_panel=panel)
+            shown = "on" if self.default else "off"
+        elif typing.get_origin(self.annotation) is Literal:
+            metavar = "CHOICE"
+            help_text += f" ({', '.join(typing.get_args(self.annotation))})"
+        option = typer.Option(
+            *names, help=help_text, rich_help_panel=panel, metavar=metavar, show_default=shown
+        )
         return inspect.Parameter(
             self.name,
             inspect.Parameter.KEYWORD_ONLY,
