@@ -62,7 +62,8 @@ def test_logprobs_of_generated_and_prompt_tokens(llm: LLM, reference: Any) -> No
     out = llm.generate([PROMPT], params)[0]
     answer = out.completions[0]
     expected = logprobs_of(reference, PROMPT + answer.token_ids)
-    assert out.prompt_logprobs is not None and answer.logprobs is not None
+    assert out.prompt_logprobs is not None
+    assert answer.logprobs is not None
     assert out.prompt_logprobs[0] is None
     assert len(out.prompt_logprobs) == len(PROMPT)
     for i, entry in enumerate(out.prompt_logprobs[1:], start=1):

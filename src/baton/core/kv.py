@@ -53,6 +53,3 @@ class KVView(Protocol):
     def paged(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Raw `(key, value)` page tensors `[num_pages, page_size, heads, dim]` for kernels that
         read them in place, or None when the format cannot be read without unpacking."""
-
-    def poison(self, pages: torch.Tensor) -> None:
-        """Fill `pages` (int64) with NaN: debug mode, so that reading a freed page shows."""

@@ -1,7 +1,8 @@
 """A rank above 0: loads its share, then runs the plans that rank 0 sends. Decides nothing.
 
-Started as `python -m baton.engine.worker RANK SIZE FOLDER DIGEST` with the engine options as one line of
-JSON on standard input. When standard input ends, the engine is gone and so is this process.
+Started as `python -m baton.engine.worker RANK SIZE FOLDER DIGEST` (of the tokenizer) with the
+engine options as one line of JSON on standard input. When standard input ends, the engine is gone
+and so is this process.
 """
 
 from __future__ import annotations
