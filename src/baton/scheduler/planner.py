@@ -79,10 +79,9 @@ class Planner:
         while (pages := kv.grow(sequence.kv, num_tokens)) is None:
             need = kv.pages_for(num_tokens) - len(sequence.kv.pages)
             victim = None
-            if kv.available + seats.returning() - draft.promised < need:
+            if kv.available + seats.returning() < need:
                 victim = seats.worst(below=sequence)
             if victim is None:
-                draft.promised += need
                 draft.starved = True
                 return None
             self._preempt(victim)
@@ -115,8 +114,7 @@ class Planner:
         for position, lane in enumerate(order):
             before = budget.chunks
             share = budget.share(len(order), len(order) - position - 1)
-            whole = self._continue(draft, budget, share, lanes[lane])
-            if whole:
+            if self._continue(draft, budget, share, lanes[lane]):
                 self._start(draft, budget, share, lane, blocker)
             served = budget.chunks > before
             self._skipped[lane] = 0 if served else self._skipped[lane] + 1
@@ -140,7 +138,6 @@ class Planner:
         self, draft: Draft, budget: Budget, share: Share, partial: list[Sequence]
     ) -> bool:
         """Advance a lane's partly computed prompts; True if each got all it needs."""
-        whole = True
         for sequence in partial:
             if sequence.status is not Status.RUNNING:  # preempted since
                 continue
@@ -157,8 +154,9 @@ class Planner:
                 return False
             budget.spend(start, size, share)
             draft.chunk(sequence, size, pages)
-            whole = whole and size == remaining
-        return whole
+            if size < remaining:
+                return False
+        return True
 
     def _start(
         self, draft: Draft, budget: Budget, share: Share, lane: int, blocker: Sequence | None
