@@ -314,9 +314,9 @@ def test_a_page_is_shared_only_after_its_step_committed() -> None:
     assert first is not None
     assert second is not None
     again = scheduler._kv.open()
-    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 0
+    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 0
     scheduler.commit(answer(first))
-    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 2
+    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 2
 
 
 def test_abort_anywhere() -> None:
