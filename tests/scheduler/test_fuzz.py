@@ -29,13 +29,14 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
     kv = KVManager(
         config.num_pages, config.page_size, b"test", config.prefix_caching, track_freed=True
     )
-    scheduler = Scheduler(config, kv, CostModel(BytesModel(per_token=20, per_context_token=5)))
+    bytes_model = BytesModel(per_token=20, per_context_token=5)
+    scheduler = Scheduler(config, kv, CostModel(bytes_model))
     scheduler._planner.patience = 3
     runner = FakeRunner(config.max_num_seqs, kv)
     left = dict(mix.failures)
 
     def launch(plan: StepPlan) -> None:
-        assert plan.num_tokens <= config.max_num_batched_tokens
+        check_budget(plan, scheduler, config)
         for index, owner in enumerate(scheduler.rows(plan.step)):
             if owner.request_id in left:
                 left[owner.request_id] -= 1
@@ -47,6 +48,19 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
     assert kv.used == 0, "pages leaked"
     assert len(scheduler._seats.free) == scheduler._seats.num_slots, "slots leaked"
     return run, scheduler, config
+
+
+def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> None:
+    """Seconds and bytes as predicted now stay in their limits, but for a floor of one page."""
+    assert plan.num_tokens <= config.max_num_batched_tokens
+    chunks = [row.length for row in plan.rows if row.tokens]
+    if sum(chunks) <= config.page_size:
+        return
+    draft, cost = scheduler._in_flight[-1][1], scheduler._cost
+    longest = max(row.start + row.length for row in plan.rows)
+    assert cost.bytes.predict(plan.num_tokens, longest) <= config.step_memory
+    if draft.decodes:
+        assert cost.predict(draft.features) <= config.step_time + 1e-9
 
 
 def check_outputs(mix: Mix, run: Run, config: EngineConfig) -> None:

@@ -285,6 +285,28 @@ def test_one_victim_is_preempted_when_its_pages_suffice() -> None:
     assert [s.request.request_id for s in scheduler._queue] == ["victim"]
 
 
+def test_a_prompt_starts_only_when_all_of_it_fits() -> None:
+    scheduler = make(num_pages=100, max_model_len=1500, prefix_caching=False)
+    scheduler.add(ask("first", 1200))
+    step(scheduler)
+    scheduler.add(ask("second", 700))
+    while scheduler._seats.running.get("first"):
+        assert step(scheduler)[0].admit == []
+    assert len(step(scheduler)[0].admit) == 1
+
+
+def test_a_request_that_changes_lane_is_not_found_in_the_old_one() -> None:
+    scheduler = make(max_num_seqs=1)
+    scheduler.add(ask("a", 100))
+    lanes = scheduler._queue
+    sequence = lanes.head(0)
+    assert sequence is not None
+    lanes.remove(sequence)
+    lanes.push(sequence, 5000)
+    assert (lanes.head(0), lanes.head(1), len(lanes), lanes.tokens) == (None, sequence, 1, 5000)
+    lanes.check()
+
+
 def test_a_page_is_shared_only_after_its_step_committed() -> None:
     scheduler = make(max_num_batched_tokens=32)
     scheduler.add(ask("a", 100))
@@ -292,9 +314,9 @@ def test_a_page_is_shared_only_after_its_step_committed() -> None:
     assert first is not None
     assert second is not None
     again = scheduler._kv.open()
-    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 0
+    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 0
     scheduler.commit(answer(first))
-    assert scheduler._kv.match(again, ask("a", 100).prompt).pages == 2
+    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 2
 
 
 def test_abort_anywhere() -> None:

@@ -17,7 +17,7 @@ class Draft:
     """`rows[i]` belongs to `sequences[i]`; the counts are what the cost model sees.
 
     partial: running sequences with tokens left to send by id, as far as is known.
-    starved: a running sequence lacked pages. promised: pages on their way to such sequences.
+    starved: a running sequence lacked pages, which must come back before anything starts.
     """
 
     sequences: list[Sequence] = field(default_factory=list)
@@ -30,7 +30,6 @@ class Draft:
     longest: int = 0
     partial: list[Sequence] = field(default_factory=list)
     starved: bool = False
-    promised: int = 0
 
     @property
     def features(self) -> Features:

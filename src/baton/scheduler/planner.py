@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from baton.config.engine import EngineConfig
-from baton.kv.manager import KVManager
+from baton.kv.manager import KVManager, Match
 from baton.scheduler.budget import Budget, Share
 from baton.scheduler.cost import CostModel
 from baton.scheduler.draft import NONE, Draft
@@ -79,10 +79,9 @@ class Planner:
         while (pages := kv.grow(sequence.kv, num_tokens)) is None:
             need = kv.pages_for(num_tokens) - len(sequence.kv.pages)
             victim = None
-            if kv.available + seats.returning() - draft.promised < need:
+            if kv.available + seats.returning() < need:
                 victim = seats.worst(below=sequence)
             if victim is None:
-                draft.promised += need
                 draft.starved = True
                 return None
             self._preempt(victim)
@@ -97,8 +96,16 @@ class Planner:
     def requeue(self, sequence: Sequence) -> None:
         """Let a preempted sequence, which holds nothing any more, wait for its next turn."""
         sequence.status = Status.WAITING
-        hit = self._kv.match(sequence.kv, sequence.tokens).pages if sequence.cacheable else 0
-        self._queue.push(sequence, len(sequence.tokens) - hit * self._kv.page_size)
+        self._queue.push(sequence, self.uncached(sequence))
+
+    def uncached(self, sequence: Sequence) -> int:
+        """Tokens a sequence without pages would have to compute now."""
+        return len(sequence.tokens) - len(self._match(sequence).pages) * self._kv.page_size
+
+    def _match(self, sequence: Sequence) -> Match:
+        if sequence.cacheable:
+            return self._kv.match(sequence.kv, sequence.tokens)
+        return Match([], 0)
 
     # Prefills ----------------------------------------------------------------------------------
 
@@ -115,8 +122,7 @@ class Planner:
         for position, lane in enumerate(order):
             before = budget.chunks
             share = budget.share(len(order), len(order) - position - 1)
-            whole = self._continue(draft, budget, share, lanes[lane])
-            if whole:
+            if self._continue(draft, budget, share, lanes[lane]):
                 self._start(draft, budget, share, lane, blocker)
             served = budget.chunks > before
             self._skipped[lane] = 0 if served else self._skipped[lane] + 1
@@ -140,7 +146,6 @@ class Planner:
         self, draft: Draft, budget: Budget, share: Share, partial: list[Sequence]
     ) -> bool:
         """Advance a lane's partly computed prompts; True if each got all it needs."""
-        whole = True
         for sequence in partial:
             if sequence.status is not Status.RUNNING:  # preempted since
                 continue
@@ -157,8 +162,9 @@ class Planner:
                 return False
             budget.spend(start, size, share)
             draft.chunk(sequence, size, pages)
-            whole = whole and size == remaining
-        return whole
+            if size < remaining:
+                return False
+        return True
 
     def _start(
         self, draft: Draft, budget: Budget, share: Share, lane: int, blocker: Sequence | None
@@ -170,11 +176,11 @@ class Planner:
                 return
             if budget.chunk(0, min(self._kv.page_size, sequence.uncached), share) <= 0:
                 return
-            if not self._fits(draft, sequence):
+            match = self._fits(draft, sequence)
+            if match is None:
                 return
-            tokens = sequence.tokens
-            hit = self._kv.lookup(sequence.kv, tokens) if sequence.cacheable else 0
-            remaining = len(tokens) - hit
+            hit = self._kv.hold(sequence.kv, match)
+            remaining = len(sequence.tokens) - hit
             size = budget.chunk(hit, remaining, share)
             if size <= 0 or self._kv.grow(sequence.kv, hit + size) is None:
                 self._kv.release(sequence.kv)
@@ -189,9 +195,9 @@ class Planner:
                 return
             blocker = None if sequence is blocker else blocker
 
-    def _fits(self, draft: Draft, sequence: Sequence) -> bool:
-        """Whether the whole prompt fits beside what running requests need: the rest of prompts
-        that are partly computed, and one page for each to decode into."""
+    def _fits(self, draft: Draft, sequence: Sequence) -> Match | None:
+        """What a waiting sequence can share, if its whole prompt fits beside what running
+        requests need: the rest of partly computed prompts, and a page for each to decode into."""
         kv, running = self._kv, self._seats.running
         reserved = min(len(running), kv.num_pages // 16)
         for other in draft.partial:
@@ -201,13 +207,12 @@ class Planner:
         alone = not running and not self._seats.leaving
         if not alone and available <= sequence.refused_at:
             sequence.bypassed += 1
-            return False
-        hit = kv.match(sequence.kv, sequence.tokens) if sequence.cacheable else None
+            return None
+        match = self._match(sequence)
         need = kv.pages_for(min(len(sequence.tokens) + 1, sequence.limit - 1))
-        if hit is not None:
-            need -= hit.pages - hit.idle
+        need -= len(match.pages) - match.idle
         if available >= need or alone:
-            return True
+            return match
         sequence.refused_at = available
         sequence.bypassed += 1
-        return False
+        return None

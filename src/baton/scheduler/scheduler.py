@@ -69,12 +69,12 @@ class Scheduler:
         """
         try:
             sequence = self._sequence(request)
-            hit = self._hit_tokens(sequence)
-            self._admission.make_room(len(request.prompt) - hit)
+            uncached = self._planner.uncached(sequence)
+            self._admission.make_room(uncached)
         except Exception:
             self._stats.rejected += 1
             raise
-        self._queue.push(sequence, len(request.prompt) - hit)
+        self._queue.push(sequence, uncached)
         self._next_order += 1
         self._stats.prompt_tokens += len(request.prompt)
 
@@ -178,11 +178,6 @@ class Scheduler:
             timing=Timing(arrival=request.arrival),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )
-
-    def _hit_tokens(self, sequence: Sequence) -> int:
-        if not sequence.cacheable:
-            return 0
-        return self.kv.match(sequence.kv, sequence.tokens).pages * self.kv.page_size
 
     def _find(self, request_id: str) -> Sequence | None:
         """The sequence of a request that has not ended."""
