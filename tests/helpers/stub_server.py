@@ -37,7 +37,9 @@ class Stub:
                 0,
             )
             body = json.loads(await reader.readexactly(length)) if length else {}
-            if head.startswith("GET"):
+            if head.startswith("GET /health"):
+                self._whole(writer, 200, {"status": "ready"})
+            elif head.startswith("GET"):
                 self._whole(writer, 200, {"data": [{"id": "stub-model"}]})
             else:
                 self.bodies.append(body)

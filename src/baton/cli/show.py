@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-#: answers and tables; notes and errors
-out = Console()
-errors = Console(stderr=True)
-
+#: tables are no wider, also where there is no terminal to ask
 WIDTH = 100
+
+#: answers and tables; notes and errors
+out = Console(width=None if sys.stdout.isatty() else WIDTH)
+errors = Console(stderr=True)
 
 
 def version() -> str:
@@ -32,4 +34,4 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
         made.add_column(head, overflow="fold")
     for row in rows:
         made.add_row(*row)
-    out.print(made, width=min(WIDTH, out.width) if out.is_terminal else WIDTH, markup=False)
+    out.print(made, width=min(WIDTH, out.width))

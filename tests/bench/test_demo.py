@@ -1,0 +1,102 @@
+"""The demo, with a stub in the server's place: it starts, talks, loads, prints and cleans up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from baton.bench import demo
+from baton.bench.demo import Speed, plan
+from baton.bench.paper import paper_lru
+from baton.bench.sse import ServerError
+
+TESTS = Path(__file__).parents[1]
+FAKE = """
+import asyncio, os, sys
+sys.path[:0] = [{tests!r}]
+from helpers.stub_server import Stub
+if sys.argv[1] == "models":
+    sys.exit({pull})
+print("a line of the log", flush=True)
+if {fail}:
+    sys.exit(3)
+open({pid!r}, "w").write(str(os.getpid()))
+async def serve():
+    async with Stub(0.001).serving(int(sys.argv[-1])):
+        await asyncio.sleep(60)
+asyncio.run(serve())
+"""
+
+
+def fake(folder: Path, *, pull: int = 0, fail: bool = False) -> list[str]:
+    """A command line that stands for `baton`."""
+    script = folder / "baton.py"
+    pid = str(folder / "pid")
+    script.write_text(FAKE.format(tests=str(TESTS), pull=pull, fail=fail, pid=pid))
+    return [sys.executable, str(script)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = time.monotonic()
+    console = Console(width=100, highlight=False)
+    with demo.serving(fake(tmp_path), "m", console) as url:
+        demo.chat(url, "m", console)
+        results = demo.load(url, "m", 1.0, console)
+        pid = int((tmp_path / "pid").read_text())
+        assert alive(pid)
+    assert not alive(pid)
+    assert time.monotonic() - begin < 30
+    assert all(result.error is None for result in results)
+    text = capsys.readouterr().out
+    for word in (demo.QUESTIONS[0], "t0 t1", "TTFT", "TPOT", "Prefix hit", "On paper"):
+        assert word in text
+    numbers = text.partition("== Replay")[2]
+    assert max(len(line) for line in numbers.splitlines()) <= 100
+
+
+def test_a_server_that_ends_shows_its_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match=r"(?s)ended with 3.*a line of the log"),
+        demo.serving(fake(tmp_path, fail=True), "m", Console(quiet=True)),
+    ):
+        pass
+
+
+def test_a_model_that_cannot_be_fetched(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match="could not be fetched"),
+        demo.serving(fake(tmp_path, pull=1), "m", Console(quiet=True)),
+    ):
+        pass
+
+
+def test_a_failure_in_the_middle_stops_the_server(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        demo.serving(fake(tmp_path), "m", Console(quiet=True)),
+    ):
+        raise ZeroDivisionError
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("speed", [Speed(50, 0.3), Speed(500, 0.05), Speed(1e5, 0.001)])
+def test_the_load_fits_the_machine_and_shares_prefixes(speed: Speed) -> None:
+    jobs = plan(speed, 30.0)
+    assert 12 <= len(jobs) <= 300
+    assert jobs[0].at == 0.0
+    assert jobs[-1].at == pytest.approx(30.0)
+    assert all(len(job.prompt) + job.max_tokens <= 2048 for job in jobs)
+    assert paper_lru([job.prompt for job in jobs], demo.PAGE, None).ratio > 0.2
