@@ -27,7 +27,7 @@ def naive(
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     "heads, kv_heads, dk, dv",
-    [(4, 4, 16, 16), (24, 2, 96, 96), (3, 1, 7, 7), (4, 4, 24, 16), (16, 1, 40, 32)],
+    [(4, 4, 16, 16), (24, 2, 96, 96), (3, 1, 7, 7), (4, 4, 24, 16), (16, 1, 40, 32), (2, 2, 8, 12)],
 )
 @pytest.mark.parametrize("queries, keys, causal", [(1, 1, True), (1, 17, False), (5, 5, True),
                                                    (33, 33, True), (3, 130, False)])  # fmt: skip
