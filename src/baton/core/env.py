@@ -49,3 +49,8 @@ LOG_LEVEL = Flag("BATON_LOG_LEVEL", "info", str.lower, "debug, info, warning or 
 API_KEY = Flag("BATON_API_KEY", "", str, "API key the server asks for (same as --api-key)")
 
 ALL: tuple[Flag[bool] | Flag[Path] | Flag[str], ...] = (DEBUG, CACHE, LOG_LEVEL, API_KEY)
+
+
+def child(**extra: str) -> dict[str, str]:
+    """This process's environment with `extra` set, for a child process."""
+    return {**os.environ, **extra}

@@ -47,9 +47,9 @@ class KVView(Protocol):
         as it is, NaN perhaps. `out` (same shapes) is written to and returned, to save the
         allocation; its value is ignored with `shape.shared_value`."""
 
+    def poison(self, pages: torch.Tensor) -> None:
+        """Debug: overwrite `pages [P]` int64 so that a stale read shows (NaN)."""
+
     def paged(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Raw `(key, value)` page tensors `[num_pages, page_size, heads, dim]` for kernels that
         read them in place, or None when the format cannot be read without unpacking."""
-
-    def poison(self, pages: torch.Tensor) -> None:
-        """Fill `pages` (int64) with NaN: debug mode, so that reading a freed page shows."""

@@ -1,0 +1,208 @@
+"""From engine tokens to what a caller reads: text, stop strings, `n` answers to one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from baton.core.request import Completion, FinishReason, Output, Request, TokenOutput
+from baton.core.sampling import SamplingParams
+from baton.models.detokenizer import Detokenizer
+from baton.models.tokenizer import Tokenizer
+
+
+def fan_out(
+    request_id: str,
+    prompt: list[int],
+    sampling: SamplingParams,
+    *,
+    priority: int,
+    cache_salt: str,
+    arrival: float,
+    score: bool = False,
+) -> list[Request]:
+    """`n` engine requests for one prompt; a seed makes each of them differ but repeatable."""
+    requests = []
+    for i in range(sampling.n):
+        child = sampling
+        if sampling.n > 1:
+            seed = None if sampling.seed is None else _shift(sampling.seed, i)
+            child = msgspec.structs.replace(sampling, n=1, seed=seed)
+        requests.append(
+            Request(
+                request_id=request_id if sampling.n == 1 else f"{request_id}#{i}",
+                prompt=prompt,
+                sampling=child,
+                priority=priority,
+                cache_salt=cache_salt,
+                arrival=arrival,
+                score=score,
+            )
+        )
+    return requests
+
+
+def _shift(seed: int, index: int) -> int:
+    return (seed + index + 2**63) % 2**64 - 2**63
+
+
+class StopText:
+    """Holds text back just long enough that no part of a stop string is ever shown."""
+
+    def __init__(self, stops: list[str], *, include: bool) -> None:
+        self.stops = stops
+        self.include = include
+        self._held = ""
+        self._hold = max((len(stop) for stop in stops), default=1) - 1
+
+    def push(self, text: str, *, active: bool = True) -> tuple[str, str | None]:
+        """(text that may be shown, the stop string that was found or None)."""
+        if not self.stops or not active:
+            return self.flush() + text, None
+        self._held += text
+        found = [(at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, stop = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+            shown = self._held[: at + len(stop) if self.include else at]
+            self._held = ""
+            return shown, stop
+        cut = len(self._held) - self._overlap()
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown, None
+
+    def flush(self) -> str:
+        """What was still held when the answer ended for another reason."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _overlap(self) -> int:
+        """Length of the longest tail of the held text that begins a stop string."""
+        for size in range(min(self._hold, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(stop.startswith(tail) for stop in self.stops):
+                return size
+        return 0
+
+
+@dataclass
+class _Answer:
+    """One of the `n` sequences."""
+
+    index: int
+    request_id: str
+    detokenizer: Detokenizer | None
+    stop: StopText
+    tokens: int = 0
+    done: bool = False
+
+
+@dataclass
+class Answers:
+    """Turns the engine's outputs for one prompt into Output deltas.
+
+    `aborts` collects engine requests that ended here (stop string) and must be aborted there.
+    """
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    tokenizer: Tokenizer | None
+    aborts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._answers: dict[str, _Answer] = {}
+        n = self.sampling.n
+        for i in range(n):
+            child = self.request_id if n == 1 else f"{self.request_id}#{i}"
+            detokenizer = None
+            if self.tokenizer is not None:
+                detokenizer = self.tokenizer.stream(self.sampling.skip_special_tokens)
+            stop = StopText(self.sampling.stop, include=self.sampling.include_stop_str_in_output)
+            self._answers[child] = _Answer(i, child, detokenizer, stop)
+        self._cached = 0
+        self._sent_prompt = False
+
+    @property
+    def children(self) -> list[str]:
+        """Engine request ids of all answers."""
+        return list(self._answers)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Engine request ids of answers that still run."""
+        return [a.request_id for a in self._answers.values() if not a.done]
+
+    def push(self, out: TokenOutput) -> Output | None:
+        """The delta this engine output means to the caller; None if there is nothing new."""
+        answer = self._answers[out.request_id]
+        if answer.done:
+            return None
+        self._cached = max(self._cached, out.cached_tokens)
+        text, reason, stop_reason = self._text(answer, out)
+        answer.tokens += len(out.token_ids)
+        answer.done = reason is not None
+        completion = Completion(
+            index=answer.index,
+            text=text,
+            token_ids=out.token_ids,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=out.logprobs,
+        )
+        return Output(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt,
+            completions=[completion],
+            finished=not self.unfinished,
+            cached_tokens=self._cached,
+            prompt_logprobs=out.prompt_logprobs,
+            timing=out.timing,
+        )
+
+    def _text(
+        self, answer: _Answer, out: TokenOutput
+    ) -> tuple[str, FinishReason | None, int | str | None]:
+        """(new text, finish reason, stop reason) after one engine output."""
+        reason, stop_reason = out.finish_reason, out.stop_reason
+        if answer.detokenizer is None:
+            return "", reason, stop_reason
+        visible = out.token_ids
+        if reason is FinishReason.STOP and not self.sampling.include_stop_str_in_output:
+            visible = visible[:-1]  # the engine stops on a token, which is not part of the text
+        active = answer.tokens + len(out.token_ids) > self.sampling.min_tokens
+        text, found = answer.stop.push(answer.detokenizer.push(visible), active=active)
+        if found is not None:
+            if reason is None:
+                self.aborts.append(answer.request_id)
+            return text, FinishReason.STOP, found
+        if reason is not None:
+            tail, found = answer.stop.push(answer.detokenizer.flush(), active=active)
+            text += tail + ("" if found else answer.stop.flush())
+            if found is not None:
+                return text, FinishReason.STOP, found
+        return text, reason, stop_reason
+
+
+def merge(whole: Output | None, delta: Output, sampling: SamplingParams) -> Output:
+    """Fold a delta into the whole output of a prompt (offline use)."""
+    if whole is None:
+        empty = [Completion(index=i, text="", token_ids=[]) for i in range(sampling.n)]
+        whole = Output(
+            request_id=delta.request_id,
+            prompt_token_ids=delta.prompt_token_ids,
+            completions=empty,
+        )
+    for part in delta.completions:
+        into = whole.completions[part.index]
+        into.text += part.text
+        into.token_ids.extend(part.token_ids)
+        into.finish_reason = part.finish_reason or into.finish_reason
+        into.stop_reason = into.stop_reason if part.stop_reason is None else part.stop_reason
+        if part.logprobs is not None:
+            into.logprobs = (into.logprobs or []) + part.logprobs
+    whole.finished = delta.finished
+    whole.cached_tokens = delta.cached_tokens
+    whole.prompt_logprobs = whole.prompt_logprobs or delta.prompt_logprobs
+    whole.timing = delta.timing or whole.timing
+    return whole

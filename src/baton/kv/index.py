@@ -1,0 +1,61 @@
+"""Names full pages by what they contain, so that equal prefixes share them."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+
+
+class BlockIndex:
+    """Digest -> page and back; at most one page per digest and one digest per page.
+
+    A page's digest is SHA-256(parent digest, token ids as little-endian int32), so it stands for
+    every token up to the end of the page. The first parent is `root(salt)`, which covers the
+    namespace (model, weights, tokenizer, KV format...) and the tenant.
+    """
+
+    def __init__(self, namespace: bytes, page_size: int) -> None:
+        self._namespace = namespace
+        self._pack = struct.Struct(f"<{page_size}i").pack
+        self._pages: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._digests)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._digests
+
+    def root(self, salt: str) -> bytes:
+        """Parent digest of a sequence's first page."""
+        # The length keeps (namespace "a", salt "bc") apart from (namespace "ab", salt "c").
+        head = struct.pack("<q", len(self._namespace)) + self._namespace
+        return hashlib.sha256(head + salt.encode()).digest()
+
+    def digest(self, parent: bytes, tokens: Sequence[int]) -> bytes:
+        """Digest of a full page of `tokens` that follows `parent`."""
+        return hashlib.sha256(parent + self._pack(*tokens)).digest()
+
+    def get(self, digest: bytes) -> int | None:
+        """The page with this digest, if there is one."""
+        return self._pages.get(digest)
+
+    def insert(self, digest: bytes, page: int) -> None:
+        """Name `page`; a digest that is already named keeps its first page."""
+        if digest not in self._pages:
+            self._pages[digest] = page
+            self._digests[page] = digest
+
+    def remove(self, page: int) -> None:
+        """Forget a page whose content is about to be overwritten."""
+        del self._pages[self._digests.pop(page)]
+
+    def check(self) -> None:
+        """Assert that both directions agree."""
+        assert len(self._pages) == len(self._digests), "index directions differ in size"
+        for digest, page in self._pages.items():
+            assert self._digests.get(page) == digest, f"page {page} is indexed one way only"

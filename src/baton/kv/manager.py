@@ -1,0 +1,169 @@
+"""Pages of every sequence: prefix hits, growth, sealing, release.
+
+    match/lookup -> grow ... grow -> seal (after commit) ... -> release
+      hold hits      take pages         name full pages         idle or free, leaf first
+
+A page is written by one sequence only, and only while it is not sealed. It is sealed (may be hit
+by others) after the step that computed its last token has committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton.kv.index import BlockIndex
+from baton.kv.pool import PagePool
+
+
+class Match(NamedTuple):
+    """A prefix that could be shared: `pages` in all, of which `idle` are held by nobody."""
+
+    pages: int
+    idle: int
+
+
+@dataclass(slots=True, eq=False)
+class KVSequence:
+    """One sequence's page table and digests.
+
+    `pages[i]` holds tokens `[i * page_size, (i + 1) * page_size)`; the first `sealed` of them
+    were offered to the index. `chain[0]` is the root and `chain[i + 1]` the digest of page i;
+    tokens never change, so the chain outlives a release and each page is hashed once.
+    """
+
+    chain: list[bytes]
+    pages: list[int] = field(default_factory=list)
+    sealed: int = 0
+
+
+class KVManager:
+    """`num_pages` pages of `page_size` tokens. All counts are in pages unless a name says tokens.
+
+    `namespace` must cover everything that makes KV incompatible. `track_freed` records the ids of
+    pages whose content became worthless, for `drain_freed`.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        namespace: bytes,
+        prefix_caching: bool = True,
+        track_freed: bool = False,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_caching = prefix_caching
+        self._index = BlockIndex(namespace, page_size)
+        self._pool = PagePool(num_pages, self._evicted)
+        self._track_freed = track_freed
+        self._freed: list[int] = []
+        self.evictions = 0
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken now, evicting idle ones."""
+        return self._pool.available
+
+    @property
+    def used(self) -> int:
+        """Pages held by sequences."""
+        return self._pool.held
+
+    @property
+    def cached(self) -> int:
+        """Pages nobody holds whose content may still be hit."""
+        return self._pool.idle
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def open(self, salt: str = "") -> KVSequence:
+        """A sequence that holds nothing; `salt` keeps its prefixes apart from other tenants'."""
+        return KVSequence([self._index.root(salt)])
+
+    def match(self, sequence: KVSequence, tokens: list[int]) -> Match:
+        """The longest cached prefix of `tokens` that leaves at least one token to compute. Holds
+        nothing. Costs one hash per page the first time and one look-up per page after that."""
+        if not self.prefix_caching:
+            return Match(0, 0)
+        most = (len(tokens) - 1) // self.page_size
+        idle = 0
+        for number in range(most):
+            page = self._index.get(self._digest(sequence, number, tokens))
+            if page is None:
+                return Match(number, idle)
+            idle += self._pool.is_idle(page)
+        return Match(most, idle)
+
+    def lookup(self, sequence: KVSequence, tokens: list[int]) -> int:
+        """Hold the pages `match` finds for an empty sequence; tokens that need no computing."""
+        assert not sequence.pages, "lookup on a sequence that holds pages"
+        hit = self.match(sequence, tokens).pages
+        for digest in sequence.chain[1 : hit + 1]:
+            page = self._index.get(digest)
+            assert page is not None
+            self._pool.hold(page)
+            sequence.pages.append(page)
+        sequence.sealed = hit
+        return hit * self.page_size
+
+    def grow(self, sequence: KVSequence, num_tokens: int) -> list[int] | None:
+        """New pages so that the table covers `num_tokens` tokens; None, and no change, when there
+        are not enough even after eviction."""
+        pages = self._pool.take(self.pages_for(num_tokens) - len(sequence.pages))
+        if pages is not None:
+            sequence.pages.extend(pages)
+        return pages
+
+    def seal(self, sequence: KVSequence, tokens: list[int], computed: int) -> None:
+        """Offer the full pages among the first `computed` tokens to the index. Call only when the
+        step that computed them has committed."""
+        full = computed // self.page_size
+        if self.prefix_caching:
+            for number in range(sequence.sealed, full):
+                digest = self._digest(sequence, number, tokens)
+                self._index.insert(digest, sequence.pages[number])
+        sequence.sealed = full
+
+    def release(self, sequence: KVSequence) -> None:
+        """Give all pages back. The leaf end becomes idle first, so that it is evicted first and a
+        parent outlives its children. No step in flight may still read or write the pages."""
+        for page in reversed(sequence.pages):
+            if self._pool.drop(page, keep=page in self._index) and self._track_freed:
+                self._freed.append(page)
+        sequence.pages = []
+        sequence.sealed = 0
+
+    def drain_freed(self) -> list[int]:
+        """Pages whose content became worthless since the last call. Poison them on the device
+        after `plan()` and before that plan runs: some may be handed out again in it."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def check(self, sequences: Iterable[KVSequence]) -> None:
+        """Assert integrity, given every sequence that holds pages."""
+        tables = [sequence.pages for sequence in sequences]
+        self._pool.check(tables)
+        self._index.check()
+        held = {page for table in tables for page in table}
+        alive = sum(page in held or self._pool.is_idle(page) for page in self._index)
+        assert alive == len(self._index), "a free page is indexed"
+        assert self.cached <= alive, "an idle page is not indexed"
+
+    def _digest(self, sequence: KVSequence, number: int, tokens: list[int]) -> bytes:
+        chain = sequence.chain
+        if number + 1 == len(chain):
+            start = number * self.page_size
+            page = tokens[start : start + self.page_size]
+            chain.append(self._index.digest(chain[number], page))
+        return chain[number + 1]
+
+    def _evicted(self, page: int) -> None:
+        self._index.remove(page)
+        self.evictions += 1
+        if self._track_freed:
+            self._freed.append(page)

@@ -1,0 +1,184 @@
+"""Runs step plans on one device. `launch` returns at once; `collect` waits for that step only.
+
+On CUDA the launch enqueues kernels and the device's stream is the queue. On the CPU one device
+thread plays the stream, so the host plans the next step while this one computes there too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from baton.config.engine import EngineConfig
+from baton.core import env
+from baton.core.forward import ForwardBatch, Model
+from baton.core.kv import KVView
+from baton.core.request import PositionLogprobs
+from baton.core.step import Row, RowResult, StepPlan, StepResult
+from baton.runner.inputs import StepInputs, build_inputs
+from baton.runner.probes import Probe
+from baton.runner.prompt import prompt_rows
+from baton.runner.sampled import Sampled
+from baton.runner.sampler import Sampler
+from baton.runner.slots import Slots
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Launched:
+    """Everything a step left on the device, kept alive until it is collected."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    sampled: Sampled | None
+    prompt: dict[int, list[PositionLogprobs]]
+    scores: dict[int, torch.Tensor]
+    begin: float
+    end: float
+    done: torch.cuda.Event | None
+
+
+class Ticket:
+    """The future of one step; read exactly once."""
+
+    def __init__(self, future: Future[_Launched]) -> None:
+        self._future: Future[_Launched] | None = future
+
+    def wait(self, timeout: float | None = None) -> _Launched:
+        """The launched step's outputs; TimeoutError after `timeout` seconds, then ask again."""
+        if self._future is None:
+            raise AssertionError("a step's result was collected twice")
+        launched = self._future.result(timeout)
+        self._future = None
+        return launched
+
+
+class Runner:
+    """Owns one rank's model, KV pages, slots and sampler.
+
+    Args:
+        views: one KVView per layer.
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model, views: Sequence[KVView]) -> None:
+        self.config = config
+        self.model = model
+        self.views = views
+        self.device = torch.device(config.device)
+        debug = env.DEBUG.get()
+        max_pages = -(-config.max_model_len // config.page_size)
+        self.slots = Slots(config.max_num_seqs, max_pages, self.device, debug=debug)
+        self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
+        self._thread: ThreadPoolExecutor | None = None
+        if self.device.type == "cpu":
+            # The thread count of a parallel region belongs to the thread that opens it.
+            self._thread = ThreadPoolExecutor(
+                1, "baton-device", torch.set_num_threads, (config.threads,)
+            )
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Queue one step behind those launched before."""
+        return Ticket(self._submit(lambda: self._run(plan)))
+
+    def collect(self, ticket: Ticket, timeout: float | None = None) -> StepResult:
+        """Results of a launched step, in the order of its rows."""
+        launched = ticket.wait(timeout)
+        if launched.done is not None:
+            launched.done.synchronize()
+        results = [RowResult() for _ in launched.plan.rows]
+        if launched.sampled is not None:
+            for row, result in zip(
+                launched.inputs.sample_rows, launched.sampled.to_host(), strict=True
+            ):
+                results[row] = result
+        for row, logprobs in launched.prompt.items():
+            results[row].prompt_logprobs = logprobs
+        seconds = launched.end - launched.begin
+        return StepResult(launched.plan.step, results, seconds, dict(launched.scores))
+
+    def poison_pages(self, pages: list[int]) -> None:
+        """Debug: fill freed pages with NaN, in device order, so that a stale read shows."""
+        self._submit(lambda: self._poison(pages))
+
+    def probe(self, probe: Probe) -> float:
+        """Device seconds of one synthetic step (see `probes`); nothing of it is kept."""
+        return self._submit(lambda: self._probe(probe)).result()
+
+    def close(self) -> None:
+        """Finish what was launched and end the device thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        if self._thread is not None:
+            return self._thread.submit(work)
+        future: Future[T] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> _Launched:
+        begin = time.perf_counter()
+        for slot in plan.release:
+            self.sampler.release(slot)
+        self.slots.apply(plan)
+        for admit in plan.admit:
+            self.sampler.admit(admit)
+        try:
+            return self._step(plan, begin)
+        except Exception:
+            self.slots.void(plan)
+            raise
+
+    def _step(self, plan: StepPlan, begin: float) -> _Launched:
+        inputs = build_inputs(plan, self.slots, self.config.page_size)
+        hidden = self._forward(inputs.ids, inputs.batch)
+        self.slots.computed[inputs.slots] += inputs.lengths
+        sampled = self._sample(plan.rows, inputs, hidden) if inputs.sample_rows else None
+        prompt, scores = prompt_rows(plan.rows, hidden, self.model.logits)
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return _Launched(plan, inputs, sampled, prompt, scores, begin, time.perf_counter(), done)
+
+    def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        return self.model.forward(ids, self.model.plan(batch, self.views))
+
+    def _sample(self, rows: list[Row], inputs: StepInputs, hidden: torch.Tensor) -> Sampled:
+        logits = self.model.logits(hidden[inputs.sample_index]).float()
+        slots = [rows[i].slot for i in inputs.sample_rows]
+        sampled = self.sampler.sample(logits, slots)
+        index = inputs.slots
+        if len(slots) != len(rows):
+            index = index[torch.tensor(inputs.sample_rows, device=self.device)]
+        self.slots.write(index, sampled.tokens)
+        return sampled
+
+    @torch.inference_mode()
+    def _probe(self, probe: Probe) -> float:
+        ids, batch = probe.batch(
+            self.config.page_size, self.config.num_pages, self.config.model.vocab_size, self.device
+        )
+        begin = time.perf_counter()
+        hidden = self._forward(ids, batch)
+        self.model.logits(hidden[-len(batch.query_lens) :])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    @torch.inference_mode()
+    def _poison(self, pages: list[int]) -> None:
+        index = torch.tensor(pages, dtype=torch.int64, device=self.device)
+        for view in self.views:
+            view.poison(index)

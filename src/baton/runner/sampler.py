@@ -1,0 +1,252 @@
+"""The sampler: per-slot sampling state on the device, and one token per sampled row.
+
+Parameters are written when a request takes a slot and never read back. What the host must know to
+choose the work (which rows are greedy, penalised, biased...) it knows from `SamplingParams`; that
+knowledge is laid out once per set of rows (`_Batch`) and reused while the same rows decode on.
+Only `Sampled.to_host` waits for the device, and only for copies that `sample` itself started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.core.sampling import SamplingParams
+from baton.core.step import Admit
+from baton.ops import sample as ops
+from baton.runner.sampled import Sampled
+from baton.runner.token_counts import TokenCounts, upload
+
+#: Columns of the per-slot parameter tables.
+_TEMPERATURE, _TOP_P, _LOG_MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
+_SEED, _TOP_K, _MIN_TOKENS = range(3)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What the host remembers of the request in a slot."""
+
+    sampling: SamplingParams
+    held_ids: list[int]
+    bias: dict[int, float]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """(row, token) pairs of a batch with a value each; device tensors `[P]`."""
+
+    rows: Tensor
+    ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """How to sample one tuple of slots. Index tensors int64 on the device; None: no such row."""
+
+    slots: Tensor
+    held: _Pairs | None  # values: the slot whose min_tokens counts
+    bias: _Pairs | None
+    penalised: Tensor | None
+    penalty_rows: Tensor | None  # the rows of TokenCounts
+    random: Tensor | None
+    all_random: bool
+    floats: Tensor  # parameters of the random rows, float64
+    ints: Tensor  # and int64
+    min_p: bool
+    widest_k: int
+    nucleus: bool
+    open_nucleus: bool
+    logprobs: Tensor | None
+    logprob_rows: list[int]
+    logprob_k: list[int]
+
+    @property
+    def adjusted(self) -> bool:
+        """True when any row's logits change before the choice."""
+        return any(part is not None for part in (self.held, self.bias, self.penalised))
+
+
+class Sampler:
+    """Chooses tokens for slots. A row's token depends only on its logits, parameters, seed and
+    number of tokens generated before, so it is the same in any batch, after preemption, and on
+    every rank.
+
+    Penalty state takes 5 bytes per vocabulary entry, for slots that use penalties only.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._floats = torch.zeros(num_slots, 6, dtype=torch.float64, device=device)
+        self._ints = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
+        self._generated = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._counts = TokenCounts(vocab_size, device)
+        self._slots: dict[int, _Slot] = {}
+        self._last: tuple[tuple[int, ...], _Batch] | None = None
+
+    def admit(self, admit: Admit) -> None:
+        """Take the parameters and token counts of the request that now has `admit.slot`."""
+        slot, params = admit.slot, admit.sampling
+        self.release(slot)
+        seed = (admit.seed + 2**63) % 2**64 - 2**63
+        log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+        floats = [params.temperature, params.top_p, log_min_p]
+        floats += [
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        ]
+        ints = [seed, self._top_k(params), params.min_tokens]
+        self._floats[slot].copy_(upload(floats, torch.float64, self.device))
+        self._ints[slot].copy_(upload(ints, torch.int64, self.device))
+        self._generated[slot].fill_(admit.num_output)
+        if params.penalised:
+            self._counts.admit(slot, admit.tokens, admit.num_prompt)
+        waits = params.min_tokens > admit.num_output
+        self._slots[slot] = _Slot(
+            params, admit.stop_ids if waits else [], dict(params.logit_bias or {})
+        )
+
+    def release(self, slot: int) -> None:
+        """Forget the request in `slot`; a slot that is free already is left alone."""
+        self._slots.pop(slot, None)
+        self._counts.release(slot)
+        self._last = None
+
+    def sample(self, logits: Tensor, slots: list[int]) -> Sampled:
+        """Choose one token per row of float32 `logits` `[S, vocab]`, rows belonging to distinct
+        admitted `slots`, and count it as generated. `logits` is left as it is.
+
+        Raises ValueError when the shape or dtype is another.
+        """
+        if logits.shape != (len(slots), self.vocab_size) or logits.dtype != torch.float32:
+            raise ValueError(
+                f"logits must be float32 [{len(slots)}, {self.vocab_size}], "
+                f"got {logits.dtype} {list(logits.shape)}"
+            )
+        batch = self._batch(slots)
+        adjusted = self._adjust(logits, batch) if batch.adjusted else logits
+        maximum = adjusted.amax(1)
+        bad = maximum.isfinite().logical_not_()
+        if batch.adjusted:  # a mask may have hidden what was wrong
+            bad |= logits.amax(1).isfinite().logical_not_()
+        tokens = self._choose(adjusted, maximum, batch).masked_fill_(bad, 0)
+        self._generated[batch.slots] += 1
+        if batch.penalised is not None and batch.penalty_rows is not None:
+            self._counts.add(batch.penalty_rows, tokens[batch.penalised])
+        values = None
+        if batch.logprobs is not None:
+            rows = batch.logprobs
+            values = ops.token_logprobs(logits[rows], tokens[rows], max(batch.logprob_k))
+        return self._sampled(tokens, bad, values, batch)
+
+    def _top_k(self, params: SamplingParams) -> int:
+        return params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+
+    def _adjust(self, logits: Tensor, batch: _Batch) -> Tensor:
+        x = logits.clone()
+        if batch.held is not None:
+            slot = batch.held.values
+            waiting = self._generated[slot] < self._ints[slot, _MIN_TOKENS]
+            ops.hold_back(x, batch.held.rows, batch.held.ids, waiting)
+        if batch.bias is not None:
+            ops.add_bias(x, batch.bias.rows, batch.bias.ids, batch.bias.values)
+        if batch.penalised is not None and batch.penalty_rows is not None:
+            params = self._floats[batch.slots[batch.penalised]]
+            x[batch.penalised] = ops.penalise(
+                x[batch.penalised],
+                *self._counts.read(batch.penalty_rows),
+                repetition=params[:, _REPETITION],
+                presence=params[:, _PRESENCE],
+                frequency=params[:, _FREQUENCY],
+            )
+        return x
+
+    def _choose(self, x: Tensor, maximum: Tensor, batch: _Batch) -> Tensor:
+        """Tokens int64 `[S]`; those of rows with non-finite logits mean nothing."""
+        if batch.random is None:
+            return ops.argmax(x)
+        if batch.all_random:
+            return self._draw(x, maximum, batch.slots, batch)
+        tokens, rows = ops.argmax(x), batch.random
+        tokens[rows] = self._draw(x[rows], maximum[rows], batch.slots[rows], batch)
+        return tokens
+
+    def _draw(self, x: Tensor, maximum: Tensor, slots: Tensor, batch: _Batch) -> Tensor:
+        """Draw for the random rows; all tensor arguments hold those rows only."""
+        floats, ints = batch.floats, batch.ints
+        keys = ops.row_keys(ints[:, _SEED], self._generated[slots])
+        x = ops.temper(x, maximum, floats[:, _TEMPERATURE])
+        if batch.min_p:
+            ops.filter_min_p(x, floats[:, _LOG_MIN_P])
+        if batch.widest_k > 0 or batch.nucleus:
+            top_k, top_p = ints[:, _TOP_K], floats[:, _TOP_P]
+            ops.filter_top(x, top_k, top_p, batch.widest_k, batch.nucleus, batch.open_nucleus)
+        return ops.draw(x, keys)
+
+    def _sampled(
+        self, tokens: Tensor, bad: Tensor, values: ops.TokenLogprobs | None, batch: _Batch
+    ) -> Sampled:
+        """Start the copies to the host; on CPU they are the tensors themselves."""
+        host_tokens = tokens.to("cpu", non_blocking=True)
+        host_bad = bad.to("cpu", non_blocking=True)
+        if values is not None:
+            values = ops.TokenLogprobs(*(part.to("cpu", non_blocking=True) for part in values))
+        cuda = self.device.type == "cuda"
+        ready = torch.cuda.current_stream(self.device).record_event() if cuda else None
+        return Sampled(
+            tokens, host_tokens, host_bad, values, batch.logprob_rows, batch.logprob_k, ready
+        )
+
+    def _batch(self, slots: list[int]) -> _Batch:
+        key = tuple(slots)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._lay_out(slots))
+        return self._last[1]
+
+    def _lay_out(self, slots: list[int]) -> _Batch:
+        states = [self._slots[slot] for slot in slots]
+        params = [state.sampling for state in states]
+        held = [(i, t, slots[i]) for i, s in enumerate(states) for t in s.held_ids]
+        bias = [(i, t, v) for i, s in enumerate(states) for t, v in s.bias.items()]
+        random = [i for i, p in enumerate(params) if not p.greedy]
+        drawn = [(params[i], self._top_k(params[i])) for i in random]
+        penalised = [i for i, p in enumerate(params) if p.penalised]
+        scored = [i for i, p in enumerate(params) if p.logprobs is not None]
+        random_slots = upload([slots[i] for i in random], torch.int64, self.device)
+        return _Batch(
+            slots=upload(slots, torch.int64, self.device),
+            held=self._pairs(held, torch.int64),
+            bias=self._pairs(bias, torch.float32),
+            penalised=self._index(penalised),
+            penalty_rows=self._index([self._counts.row(slots[i]) for i in penalised]),
+            random=self._index(random),
+            all_random=len(random) == len(slots),
+            floats=self._floats[random_slots],
+            ints=self._ints[random_slots],
+            min_p=any(p.min_p > 0 for p, _ in drawn),
+            widest_k=max((k for _, k in drawn if k < self.vocab_size), default=0),
+            nucleus=any(p.top_p < 1 for p, _ in drawn),
+            open_nucleus=any(p.top_p < 1 and k == self.vocab_size for p, k in drawn),
+            logprobs=self._index(scored),
+            logprob_rows=scored,
+            logprob_k=[k for p in params if (k := p.logprobs) is not None],
+        )
+
+    def _index(self, rows: list[int]) -> Tensor | None:
+        return upload(rows, torch.int64, self.device) if rows else None
+
+    def _pairs(self, pairs: Sequence[tuple[int, int, float]], dtype: torch.dtype) -> _Pairs | None:
+        if not pairs:
+            return None
+        rows, ids, values = zip(*pairs, strict=True)
+        return _Pairs(
+            upload(rows, torch.int64, self.device),
+            upload(ids, torch.int64, self.device),
+            upload(values, dtype, self.device),
+        )

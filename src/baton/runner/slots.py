@@ -1,0 +1,87 @@
+"""Request slots that live on the device: the truth about lengths, last tokens and page tables.
+
+The host only ever appends pages and names slots. Debug mode (`BATON_DEBUG=1`) poisons every field
+of an unused slot and checks that each sampled token is read by exactly one later step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton.core.step import StepPlan
+
+#: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
+POISON = -(2**40)
+
+
+class Slots:
+    """Device state of up to `num_slots` requests.
+
+    last_token: int64 [num_slots], the newest sampled id, not yet in the KV cache.
+    computed: int64 [num_slots], tokens in the KV cache.
+    pages: int64 [num_slots, max_pages], page ids in order of position.
+    fresh: bool [num_slots], a sampled token waits to be read (debug mode only).
+    """
+
+    def __init__(
+        self, num_slots: int, max_pages: int, device: torch.device, *, debug: bool
+    ) -> None:
+        fill = POISON if debug else 0
+        self.last_token = torch.full((num_slots,), fill, dtype=torch.int64, device=device)
+        self.computed = torch.full((num_slots,), fill, dtype=torch.int64, device=device)
+        self.pages = torch.full((num_slots, max_pages), fill, dtype=torch.int64, device=device)
+        self.fresh = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.debug = debug
+        self._num_pages = [0] * num_slots  # host count of pages in each table
+
+    def apply(self, plan: StepPlan) -> None:
+        """Release, admit and extend page tables, in that order, before the step's rows run."""
+        for slot in plan.release:
+            self._num_pages[slot] = 0
+            if self.debug:
+                self.last_token[slot] = POISON
+                self.computed[slot] = POISON
+                self.pages[slot] = POISON
+                self.fresh[slot] = False
+        first_start = {row.slot: row.start for row in plan.rows}
+        for admit in plan.admit:
+            self._num_pages[admit.slot] = 0
+            self.computed[admit.slot] = first_start.get(admit.slot, 0)
+        slots: list[int] = []
+        columns: list[int] = []
+        pages: list[int] = []
+        for row in plan.rows:
+            if row.pages:
+                held = self._num_pages[row.slot]
+                slots += [row.slot] * len(row.pages)
+                columns += range(held, held + len(row.pages))
+                pages += row.pages
+                self._num_pages[row.slot] = held + len(row.pages)
+        if pages:
+            index = torch.tensor([slots, columns, pages], dtype=torch.int64)
+            index = index.to(self.pages.device, non_blocking=True)
+            self.pages[index[0], index[1]] = index[2]
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Last tokens of `slots` [n]; in debug mode each may be read once."""
+        if self.debug:
+            if not bool(self.fresh[slots].all()):
+                stale = slots[~self.fresh[slots]].tolist()
+                raise AssertionError(f"slots {stale}: last token read twice or never written")
+            self.fresh[slots] = False
+        return self.last_token[slots]
+
+    def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Publish sampled `tokens` [n] of `slots` [n] for the next step."""
+        if self.debug:
+            self.fresh[slots] = True
+        self.last_token[slots] = tokens
+
+    def void(self, plan: StepPlan) -> None:
+        """Leave the slots of a step that failed as if it had run, with id 0 for its samples: its
+        requests are lost, but the step behind it, already planned, must find what it expects."""
+        for row in plan.rows:
+            self.computed[row.slot] = row.start + row.length
+            if row.sample:
+                self.last_token[row.slot] = 0
+                self.fresh[row.slot] = True

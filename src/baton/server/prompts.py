@@ -1,0 +1,140 @@
+"""From a request's prompt or messages to token ids, checked against the model's limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from baton.core.errors import RequestError
+from baton.core.sampling import SamplingParams
+from baton.server.protocol import EngineClient, Tokenizer
+from baton.server.schemas import ChatMessage, TemplateFields
+
+T = TypeVar("T")
+_INLINE = 4096  # characters encoded on the event loop; longer texts go to a thread
+_RESERVED = frozenset({"self", "conversation", "messages", "tools", "documents", "chat_template"})
+_RESERVED |= {"add_generation_prompt", "continue_final_message", "tokenize", "padding"}
+_RESERVED |= {"truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+_RESERVED |= {"return_assistant_tokens_mask"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as the engine takes it; `text` is what the user wrote, if it was text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+def tokenizer_of(engine: EngineClient) -> Tokenizer:
+    """The engine's tokenizer, or RequestError when it serves token ids only."""
+    if engine.tokenizer is None:
+        raise RequestError(
+            "this server has no tokenizer: send token ids to /v1/completions", param="prompt"
+        )
+    return engine.tokenizer
+
+
+async def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> list[int]:
+    """Token ids of `text`."""
+    return await _off_loop(len(text), lambda: tokenizer.encode(text, special))
+
+
+async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
+    """The prompts in `prompt`: a string, strings, ids, or lists of ids."""
+    vocab = engine.info.vocab_size
+    if isinstance(value, str):
+        return [await _text_prompt(engine, value, special)]
+    if isinstance(value, list) and value:
+        kinds = set(map(type, value))
+        if kinds == {int}:
+            return [Prompt(check_ids(value, vocab, "prompt"))]
+        if kinds == {str}:
+            return [await _text_prompt(engine, text, special) for text in value]
+        if kinds == {list}:
+            return [Prompt(check_ids(ids, vocab, f"prompt[{i}]")) for i, ids in enumerate(value)]
+    raise RequestError(
+        "prompt must be a non-empty string, list of strings, list of token ids, or list of lists "
+        "of token ids",
+        param="prompt",
+    )
+
+
+def check_ids(value: Any, vocab_size: int, name: str) -> list[int]:
+    """`value` if it is a list of ids inside the vocabulary."""
+    if not isinstance(value, list) or set(map(type, value)) - {int}:
+        raise RequestError(f"{name} must be a list of token ids", param=name)
+    if value and not (min(value) >= 0 and max(value) < vocab_size):
+        raise RequestError(
+            f"{name} has token ids outside the vocabulary of {vocab_size}", param=name
+        )
+    return value
+
+
+async def chat_ids(
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], fields: TemplateFields
+) -> list[int]:
+    """Token ids of a conversation under the model's chat template."""
+    for name in ("chat_template", "continue_final_message"):
+        if getattr(fields, name):
+            raise RequestError(f"{name} is not supported", param=name, code="unsupported")
+    if tokenizer.chat_template is None:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    if not messages:
+        raise RequestError("messages must not be empty", param="messages")
+    more = dict(fields.chat_template_kwargs or {})
+    if reserved := sorted(_RESERVED & more.keys()):
+        raise RequestError(
+            f"chat_template_kwargs must not contain {', '.join(reserved)}",
+            param="chat_template_kwargs",
+        )
+    if fields.reasoning_effort is not None:
+        more.setdefault("reasoning_effort", fields.reasoning_effort)
+    generate = fields.add_generation_prompt is not False
+    turns = [message.plain(i) for i, message in enumerate(messages)]
+    size = sum(len(turn["content"] or "") for turn in turns)
+    return await _off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
+
+
+def check_length(
+    prompts: Sequence[Prompt], sampling: SamplingParams, limit: int, param: str, field: str
+) -> None:
+    """RequestError unless every prompt and the answer asked for fit in `limit` tokens.
+
+    `param` names the request field that holds the prompt, `field` the one that limits the answer.
+    """
+    for prompt in prompts:
+        size = len(prompt.ids)
+        if size == 0:
+            raise RequestError("the prompt has no tokens", param=param)
+        if size >= limit:
+            raise RequestError(
+                f"this model's maximum context length is {limit} tokens, but the prompt has "
+                f"{size} tokens and leaves no room for an answer",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if sampling.max_tokens is not None and size + sampling.max_tokens > limit:
+            raise RequestError(
+                f"this model's maximum context length is {limit} tokens, but you asked for "
+                f"{size + sampling.max_tokens} tokens ({size} in the prompt, "
+                f"{sampling.max_tokens} for the answer); lower {field} to at most {limit - size}",
+                param=field,
+                code="context_length_exceeded",
+            )
+        if sampling.max_tokens is None and size + sampling.min_tokens > limit:
+            raise RequestError(
+                f"min_tokens must be at most {limit - size} for this prompt, got "
+                f"{sampling.min_tokens}",
+                param="min_tokens",
+            )
+
+
+async def _text_prompt(engine: EngineClient, text: str, special: bool) -> Prompt:
+    return Prompt(await encode(tokenizer_of(engine), text, special), text)
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= _INLINE else await asyncio.to_thread(work)
