@@ -10,15 +10,17 @@ import torch.multiprocessing as mp
 
 from baton.core.errors import ConfigError
 from baton.layers.weights import split_even, split_kv_heads
-from baton.models.load import dummy_weights
 from baton.models.registry import build, parse
 from baton.parallel.group import LocalGroup, make_group
-from helpers.forward import Driver, load_folder, relative_error
+from helpers.forward import relative_error
+from helpers.ranks import all_logits, rank_main
 from helpers.zoo import CASES, TOKENS, random_model
 
-# 2 KV heads over 4 ranks are replicated; 97 vocabulary rows are padded; 8 heads over 2 are split.
-NAMES = ["llama biases", "llama tied", "qwen3 moe", "hy3", "deepseek3", "deepseek3 no query latent"]
-CHUNKS = [9, 5]
+# 2 KV heads over 4 ranks are replicated; 97 vocabulary rows are padded.
+NAMES = {
+    2: ["hy3", "llama biases", "llama tied", "qwen3 moe", "deepseek3 no query latent"],
+    4: ["hy3", "llama biases", "deepseek3"],
+}
 
 
 class FakeGroup(LocalGroup):
@@ -28,55 +30,22 @@ class FakeGroup(LocalGroup):
         self.rank, self.size = rank, size
 
 
-def logits(folder: Path, group: object) -> torch.Tensor:
-    return Driver(load_folder(folder, group=group)).run("a", TOKENS, CHUNKS)
-
-
-def dummy_logits(config: object, group: object) -> torch.Tensor:
-    model = build(config, "float32", "cpu", group)
-    dummy_weights(model, seed=5)
-    return Driver(model).run("a", TOKENS, CHUNKS)
-
-
-def dummy_config() -> object:
-    made = random_model(*CASES["hy3"])
-    raw = made.config.to_dict() | {"architectures": ["HYV3ForCausalLM"]}
-    return parse(raw, "config.json")
-
-
-def rank_main(rank: int, size: int, root: str) -> None:
-    torch.set_num_threads(1)
-    folder = Path(root)
-    group = make_group(rank, size, f"file://{folder}/meet{size}", "cpu")
-    found = {name: logits(folder / name, group) for name in NAMES}
-    found["dummy"] = dummy_logits(dummy_config(), group)
-    torch.save(found, folder / f"out{size}.{rank}")
-    group.close()
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tp")
-    for name in NAMES:
-        random_model(*CASES[name]).save_pretrained(root / name)
-    return root
-
-
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_agree_with_one_another_and_with_one_rank(checkpoints: Path, size: int) -> None:
-    mp.spawn(rank_main, (size, str(checkpoints)), nprocs=size)
-    ranks = [torch.load(checkpoints / f"out{size}.{rank}") for rank in range(size)]
-    want = {name: logits(checkpoints / name, LocalGroup()) for name in NAMES}
-    want["dummy"] = dummy_logits(dummy_config(), LocalGroup())
-    for name, alone in want.items():
+def test_ranks_agree_with_one_another_and_with_one_rank(size: int, tmp_path: Path) -> None:
+    names = NAMES[size]
+    for name in names:
+        random_model(*CASES[name]).save_pretrained(tmp_path / name)
+    mp.spawn(rank_main, (size, tmp_path, names, TOKENS), nprocs=size)
+    ranks = [torch.load(tmp_path / f"out{size}.{rank}") for rank in range(size)]
+    for name, alone in all_logits(tmp_path, names, TOKENS, LocalGroup()).items():
         assert all(torch.equal(rank[name], ranks[0][name]) for rank in ranks), name
         assert relative_error(ranks[0][name], alone) <= 1e-5, name
 
 
 def test_a_size_that_does_not_divide_names_both_numbers() -> None:
-    config = dummy_config()
+    raw = random_model(*CASES["hy3"]).config.to_dict() | {"architectures": ["HYV3ForCausalLM"]}
     with pytest.raises(ConfigError, match=r"3 does not divide the number of attention heads \(8\)"):
-        build(config, "float32", "cpu", FakeGroup(0, 3))
+        build(parse(raw, "config.json"), "float32", "cpu", FakeGroup(0, 3))
     with pytest.raises(ConfigError, match=r"4 .*KV heads \(3\)"):
         split_kv_heads(3, 1, FakeGroup(0, 4))
     with pytest.raises(ConfigError, match="rank 2 is outside"):

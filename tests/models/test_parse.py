@@ -66,6 +66,22 @@ def test_hy3() -> None:
     assert (config.moe.scale, config.moe.shared_intermediate) == (2.826, 1536)
 
 
+def test_hy3_without_optional_fields() -> None:
+    optional = ("first_k_dense_replace", "num_nextn_predict_layers", "num_shared_experts")
+    config = parse({k: v for k, v in HY3.items() if k not in optional}, "config.json")
+    assert config.moe_layers == (False,) + (True,) * 79
+    assert config.num_mtp_layers == 0
+    assert config.moe is not None
+    assert config.moe.shared_intermediate == 1536
+
+
+def test_a_count_of_zero_is_not_the_default() -> None:
+    config = parse(HY3 | {"first_k_dense_replace": 0, "num_shared_experts": 0}, "config.json")
+    assert config.moe_layers == (True,) * 80
+    assert config.moe is not None
+    assert config.moe.shared_intermediate == 0
+
+
 def test_moonlight() -> None:
     config = parse(MOONLIGHT, "config.json")
     assert config.attention == MLAConfig(16, None, 512, 128, 64, 128)

@@ -117,11 +117,11 @@ class TorchBackend(AttentionBackend):
             pages = batch.pages[torch.tensor(sequences, device=device), :count]
         if min(lengths) == count * page_size:
             return DecodeGroup(rows, pages, None, None)
-        place = torch.arange(count * page_size, device=device)
-        past = (place >= torch.tensor(lengths, device=device)[:, None])[:, None]
+        # On the host, where lengths are known: finding them on a GPU would wait for it.
+        past = (torch.arange(count * page_size) >= torch.tensor(lengths)[:, None])[:, None]
         unused = past.expand(-1, self.need.spec.kv_shape.heads, -1).flatten().nonzero()[:, 0]
-        mask = torch.zeros(past.shape, dtype=self.need.dtype, device=device)
-        return DecodeGroup(rows, pages, unused, mask.masked_fill_(past, -torch.inf)[:, None])
+        mask = torch.zeros(past.shape, dtype=self.need.dtype).masked_fill_(past, -torch.inf)
+        return DecodeGroup(rows, pages, unused.to(device), mask[:, None].to(device))
 
     def _gather(self, view: KVView, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`view.gather` of `pages [B, P]`; the result is good until the next call.
