@@ -75,7 +75,7 @@ def served(model: str, *flags: str) -> Iterator[Served]:
                 [sys.executable, "-m", "baton.cli", "serve", model, "--port", "0", *flags],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+                env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), BATON_LOG_LEVEL="info"),
             )
         server = Served("", process, path)
         try:
