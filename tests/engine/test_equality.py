@@ -11,7 +11,7 @@ import pytest
 from baton import LLM, SamplingParams
 
 FAMILIES = ["llama", "qwen3_moe", "hy_v3", "deepseek_v3"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=12, ignore_eos=True)
 BASE: dict[str, Any] = {
     "dtype": "float64",  # exact ties and near-ties of random weights vanish
@@ -54,8 +54,11 @@ def case(
         pytest.param({"async_scheduling": False}, id="sync"),
         pytest.param({"max_num_batched_tokens": 16}, id="chunked"),
         pytest.param({"max_num_batched_tokens": 8, "async_scheduling": False}, id="chunked, sync"),
-        pytest.param({"num_kv_pages": 14, "enable_prefix_caching": False}, id="preempted"),
-        pytest.param({"num_kv_pages": 14}, id="preempted, cached"),
+        pytest.param(
+            {"num_kv_pages": 14, "max_model_len": 200, "enable_prefix_caching": False},
+            id="preempted",
+        ),
+        pytest.param({"num_kv_pages": 14, "max_model_len": 200}, id="preempted, cached"),
         pytest.param({"max_num_seqs": 2}, id="two slots"),
     ],
 )
@@ -87,7 +90,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch(tiny: Callable[[str], str]
     with LLM(tiny("llama"), **BASE) as llm:
         together = answers(llm, batch, SEEDED)
         assert [answers(llm, [p], SEEDED)[0] for p in batch] == together
-    with LLM(tiny("llama"), **(BASE | {"num_kv_pages": 9, "block_size": 16})) as llm:
+    with LLM(tiny("llama"), **(BASE | {"num_kv_pages": 9, "max_model_len": 100})) as llm:
         assert answers(llm, batch * 2, SEEDED) == together * 2
 
 

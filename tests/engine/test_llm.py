@@ -62,7 +62,8 @@ def test_logprobs_of_generated_and_prompt_tokens(llm: LLM, reference: Any) -> No
     out = llm.generate([PROMPT], params)[0]
     answer = out.completions[0]
     expected = logprobs_of(reference, PROMPT + answer.token_ids)
-    assert out.prompt_logprobs is not None and answer.logprobs is not None
+    assert out.prompt_logprobs is not None
+    assert answer.logprobs is not None
     assert out.prompt_logprobs[0] is None
     assert len(out.prompt_logprobs) == len(PROMPT)
     for i, entry in enumerate(out.prompt_logprobs[1:], start=1):
@@ -87,7 +88,9 @@ def test_prompt_logprobs_ignore_the_prefix_cache(llm: LLM) -> None:
     first = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2))[0]
     again = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2))[0]
     assert again.cached_tokens == 48
-    asked = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))[0]
+    asked = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0))[
+        0
+    ]
     assert asked.cached_tokens == 0
     assert asked.prompt_logprobs is not None
     assert len(asked.prompt_logprobs) == len(prompt)

@@ -31,7 +31,7 @@ PROMPTS = [
     "The opposite of hot is",
     "Summarise: The cat sat on the mat. The dog barked. The cat ran away.",
     "Why is the sky blue?",
-    "{\"name\": \"Alice\", \"age\":",
+    '{"name": "Alice", "age":',
 ]
 
 

@@ -52,25 +52,26 @@ def make_mix(seed: int, vocab_size: int = 97, plain: bool = False, longest: int 
     """Mix number `seed`. `plain`: greedy without failures, scores or prompt log-probabilities,
     for runners that compare with a model run alone. `longest`: prompt tokens, at most."""
     rng = random.Random(seed)
-    page_size = rng.choice([1, 4, 16])
+    page_size = rng.choice([1, 2, 4, 16])
     config = _config(rng, page_size, longest)
     pool_tokens = config["num_pages"] * page_size
-    stems = [[rng.randrange(1, vocab_size) for _ in range(longest)] for _ in range(3)]
+    stems = [[rng.randrange(1, vocab_size) for _ in range(longest)] for _ in range(2)]
+    salts = rng.choice([[""], ["", "tenant"]])
     mix = Mix(seed, [], [], {}, config, rng.random() < 0.6)
     turn = 0
     for number in range(rng.randint(2, 24)):
         turn += rng.choice([0, 0, 0, 1, 3, 10])
         length = min(_length(rng, longest), config["max_model_len"] - 1, pool_tokens)
         stem = rng.choice(stems)
-        shared = rng.choice([0, length // 2, length - 1, length])
+        shared = rng.choice([0, length // 2, length * 3 // 4, length - 1, length])
         prompt = stem[:shared] + [rng.randrange(1, vocab_size) for _ in range(length - shared)]
-        output = rng.choice([1, 2, 5, 20, 60])
+        output = rng.choice([1, 3, 10, 40, 60])
         request = Request(
             request_id=f"r{number}",
             prompt=prompt,
             sampling=_sampling(rng, min(output, max(1, pool_tokens - length)), vocab_size, plain),
             priority=rng.choice([0, 0, 0, -1, 2]),
-            cache_salt=rng.choice(["", "", "tenant"]),
+            cache_salt=rng.choice(salts),
             score=not plain and rng.random() < 0.05,
         )
         mix.requests.append((turn, request))
@@ -82,7 +83,7 @@ def make_mix(seed: int, vocab_size: int = 97, plain: bool = False, longest: int 
 
 
 def _config(rng: random.Random, page_size: int, longest: int) -> dict[str, Any]:
-    pages = rng.choice([longest // 2, longest, longest * 2, longest * 8]) // page_size + 1
+    pages = rng.choice([longest // 2, longest, longest, longest * 8]) // page_size + 1
     return {
         "page_size": page_size,
         "num_pages": max(4, pages),
@@ -98,7 +99,7 @@ def _config(rng: random.Random, page_size: int, longest: int) -> dict[str, Any]:
 
 
 def _length(rng: random.Random, longest: int) -> int:
-    top = rng.choice([3, longest // 8, longest // 2, longest])
+    top = rng.choice([3, longest // 4, longest // 4, longest])
     return rng.randint(1, max(1, top))
 
 
@@ -107,7 +108,7 @@ def _sampling(rng: random.Random, output: int, vocab_size: int, plain: bool) -> 
     if plain:
         return SamplingParams(max_tokens=output, temperature=0.0, stop_token_ids=stops)
     return SamplingParams(
-        max_tokens=rng.choice([output, output, output, None]),
+        max_tokens=output if rng.random() < 0.9 else None,
         min_tokens=rng.choice([0, 0, 0, min(3, output)]),
         seed=rng.choice([None, rng.randrange(1000)]),
         stop_token_ids=stops,

@@ -1,4 +1,7 @@
-"""Random mixes on tight engines: every request must get the tokens it gets alone."""
+"""Random mixes on tight engines: every request must get the tokens it gets alone.
+
+BATON_TEST_MIXES says how many mixes to run (300; a long run takes 2000 or more).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from baton.config.engine import EngineConfig
 from baton.core.request import FinishReason, TokenOutput
 from baton.core.step import StepPlan
 from baton.kv.manager import KVManager
+from baton.scheduler import queue
 from baton.scheduler.cost import BytesModel, CostModel
 from baton.scheduler.scheduler import Scheduler
 from helpers.configs import make_config
@@ -25,13 +29,14 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
     kv = KVManager(
         config.num_pages, config.page_size, b"test", config.prefix_caching, track_freed=True
     )
-    scheduler = Scheduler(config, kv, CostModel(BytesModel(per_token=20, per_context_token=5)))
+    bytes_model = BytesModel(per_token=20, per_context_token=5)
+    scheduler = Scheduler(config, kv, CostModel(bytes_model))
     scheduler._planner.patience = 3
     runner = FakeRunner(config.max_num_seqs, kv)
     left = dict(mix.failures)
 
     def launch(plan: StepPlan) -> None:
-        assert plan.num_tokens <= config.max_num_batched_tokens
+        check_budget(plan, scheduler, config)
         for index, owner in enumerate(scheduler.rows(plan.step)):
             if owner.request_id in left:
                 left[owner.request_id] -= 1
@@ -43,6 +48,19 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
     assert kv.used == 0, "pages leaked"
     assert len(scheduler._seats.free) == scheduler._seats.num_slots, "slots leaked"
     return run, scheduler, config
+
+
+def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> None:
+    """Seconds and bytes as predicted now stay in their limits, but for a floor of one page."""
+    assert plan.num_tokens <= config.max_num_batched_tokens
+    chunks = [row.length for row in plan.rows if row.tokens]
+    if sum(chunks) <= config.page_size:
+        return
+    draft, cost = scheduler._in_flight[-1][1], scheduler._cost
+    longest = max(row.start + row.length for row in plan.rows)
+    assert cost.bytes.predict(plan.num_tokens, longest) <= config.step_memory
+    if draft.decodes:
+        assert cost.predict(draft.features) <= config.step_time + 1e-9
 
 
 def check_outputs(mix: Mix, run: Run, config: EngineConfig) -> None:
@@ -75,6 +93,12 @@ def check_last(last: TokenOutput, want: list[int], config: EngineConfig) -> None
         assert last.finish_reason is FinishReason.STOP
         assert last.stop_reason == want[-1]
     assert last.timing is not None
+
+
+@pytest.fixture(autouse=True)
+def _short_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes that end where the mixes' prompts lie."""
+    monkeypatch.setattr(queue, "LANES", (8, 32, 80))
 
 
 @pytest.mark.parametrize("first", range(0, MIXES, GROUP))

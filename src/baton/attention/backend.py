@@ -159,8 +159,8 @@ class Attention:
 def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> torch.Tensor:
     """Flat row numbers of `sequences`, int64 on the batch's device."""
     starts = row_starts(batch)
-    rows = [r for i in sequences for r in range(starts[i], starts[i] + batch.query_lens[i])]
-    return torch.tensor(rows, device=batch.slots.device)
+    rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
+    return torch.cat(rows).to(batch.slots.device)
 
 
 def row_starts(batch: ForwardBatch) -> list[int]:

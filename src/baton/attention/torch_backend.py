@@ -9,6 +9,7 @@ decode (arXiv 2405.04434, 2.1.2).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,13 +39,13 @@ class Chunk:
 class DecodeGroup:
     """Decode rows that are computed as one padded batch of `[rows, padded]` keys.
 
-    `pages` is flat; `unused` are flat key positions past a row's end, zeroed after gathering
-    because a page's tail may hold anything, NaN included; `mask` is -inf there.
+    `rows` are flat rows of the step (None: all, in order). `unused` are flat indices into the
+    gathered `[rows, heads, padded]` of what lies past a row's end: zeroed after gathering, since
+    a page's tail may hold anything, NaN included; `mask` is -inf there.
     """
 
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     pages: torch.Tensor
-    padded: int
     unused: torch.Tensor | None
     mask: torch.Tensor | None
 
@@ -59,6 +60,10 @@ class DecodePlan:
 
 class TorchBackend(AttentionBackend):
     """Attention in plain PyTorch."""
+
+    def __init__(self, need: AttentionNeed) -> None:
+        super().__init__(need)
+        self._kept = [torch.empty(0, dtype=need.dtype), torch.empty(0, dtype=need.dtype)]
 
     @classmethod
     def why_not(cls, need: AttentionNeed) -> list[str]:
@@ -77,7 +82,7 @@ class TorchBackend(AttentionBackend):
             for begin in range(0, batch.context_lens[i], block):
                 length = min(block, batch.context_lens[i] - begin)
                 first, last = begin // page_size, -(-(begin + length) // page_size)
-                context.append((batch.pages[i, first:last], length))
+                context.append((batch.pages[i : i + 1, first:last], length))
             chunks.append(Chunk(starts[i], starts[i] + batch.query_lens[i], context))
         return chunks
 
@@ -103,17 +108,51 @@ class TorchBackend(AttentionBackend):
         self, batch: ForwardBatch, sequences: list[int], starts: list[int], page_size: int
     ) -> DecodeGroup:
         device = batch.pages.device
-        lengths = torch.tensor([batch.context_lens[i] + 1 for i in sequences], device=device)
-        count = -(-(max(batch.context_lens[i] for i in sequences) + 1) // page_size)
-        padded = count * page_size
-        pages = batch.pages[torch.tensor(sequences, device=device), :count].flatten()
-        rows = torch.tensor([starts[i] for i in sequences], device=device)
-        if all(batch.context_lens[i] + 1 == padded for i in sequences):
-            return DecodeGroup(rows, pages, padded, None, None)
-        past = torch.arange(padded, device=device) >= lengths[:, None]
-        mask = torch.zeros(past.shape, dtype=self.need.dtype, device=device)
-        mask.masked_fill_(past, -torch.inf)
-        return DecodeGroup(rows, pages, padded, past.flatten().nonzero()[:, 0], mask[:, None, None])
+        lengths = [batch.context_lens[i] + 1 for i in sequences]
+        count = -(-max(lengths) // page_size)
+        if len(sequences) == len(batch.query_lens) and sequences == sorted(sequences):
+            rows, pages = None, batch.pages[:, :count]
+        else:
+            rows = torch.tensor([starts[i] for i in sequences], device=device)
+            pages = batch.pages[torch.tensor(sequences, device=device), :count]
+        if min(lengths) == count * page_size:
+            return DecodeGroup(rows, pages, None, None)
+        # On the host, where lengths are known: finding them on a GPU would wait for it.
+        past = (torch.arange(count * page_size) >= torch.tensor(lengths)[:, None])[:, None]
+        unused = past.expand(-1, self.need.spec.kv_shape.heads, -1).flatten().nonzero()[:, 0]
+        mask = torch.zeros(past.shape, dtype=self.need.dtype).masked_fill_(past, -torch.inf)
+        return DecodeGroup(rows, pages, unused.to(device), mask[:, None].to(device))
+
+    def _gather(self, view: KVView, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`view.gather` of `pages [B, P]`; the result is good until the next call.
+
+        On a CPU it goes to memory that is kept: fresh pages of memory cost more to touch than
+        their copy does, and every layer of every step would ask for them.
+        """
+        if pages.device.type != "cpu":
+            return view.gather(pages)
+        shape = view.shape
+        size = pages.shape[0], shape.heads, pages.shape[1] * view.page_size
+        key = self._scratch(0, (*size, shape.key_dim))
+        value = key if shape.shared_value else self._scratch(1, (*size, shape.value_dim))
+        return view.gather(pages, (key, value))
+
+    def _scratch(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Kept memory `number`, grown to hold `shape`."""
+        size = math.prod(shape)
+        if self._kept[number].numel() < size:
+            with torch.inference_mode(False):
+                self._kept[number] = torch.empty(size, dtype=self.need.dtype)
+        return self._kept[number][:size].view(shape)
+
+    def _gather_group(self, group: DecodeGroup, view: KVView) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values `[rows, heads, padded, dim]`, zero past each row's end."""
+        keys, values = self._gather(view, group.pages)
+        if group.unused is not None:
+            keys.view(-1, keys.shape[-1]).index_fill_(0, group.unused, 0.0)
+            if not view.shape.shared_value:
+                values.view(-1, values.shape[-1]).index_fill_(0, group.unused, 0.0)
+        return keys, values
 
     def prefill_gqa(
         self,
@@ -133,8 +172,8 @@ class TorchBackend(AttentionBackend):
                 queries, _heads_first(k[rows]), _heads_first(v[rows]), scale, causal=True
             )
             for pages, length in chunk.context:
-                keys, values = view.gather(pages, length)
-                more = attend(queries, _heads_first(keys), _heads_first(values), scale)
+                keys, values = self._gather(view, pages)
+                more = attend(queries, keys[:, :, :length], values[:, :, :length], scale)
                 out, lse = merge(out, lse, *more)
             parts.append(out[0].transpose(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -146,15 +185,9 @@ class TorchBackend(AttentionBackend):
         group_size = spec.num_heads // spec.num_kv_heads
         parts = []
         for group in plan.groups:
-            keys, values = _gather_group(group, view)
-            queries = q[group.rows].view(-1, spec.num_kv_heads, group_size, spec.head_dim)
-            out, _ = attend(
-                queries,
-                keys.transpose(1, 2),
-                values.transpose(1, 2),
-                spec.scale,
-                mask=group.mask,
-            )
+            keys, values = self._gather_group(group, view)
+            queries = _rows(q, group).reshape(-1, spec.num_kv_heads, group_size, spec.head_dim)
+            out, _ = attend(queries, keys, values, spec.scale, mask=group.mask)
             parts.append(out.flatten(1, 2))
         return _in_order(parts, plan)
 
@@ -176,7 +209,7 @@ class TorchBackend(AttentionBackend):
             keys, values = _expand(latent[rows], up, spec)
             out, lse = attend(queries, keys, values, spec.scale, causal=True)
             for pages, length in chunk.context:
-                keys, values = _expand(view.gather(pages, length)[0][:, 0], up, spec)
+                keys, values = _expand(self._gather(view, pages)[0][0, 0, :length], up, spec)
                 out, lse = merge(out, lse, *attend(queries, keys, values, spec.scale))
             parts.append(out[0].transpose(0, 1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -190,16 +223,20 @@ class TorchBackend(AttentionBackend):
         up_key, up_value = up[:, : spec.nope_dim], up[:, spec.nope_dim :]
         parts = []
         for group in plan.groups:
-            latents, _ = _gather_group(group, view)
-            query = q[group.rows]
+            keys, _ = self._gather_group(group, view)
+            query = _rows(q, group)
             moved = torch.einsum("rhn,hnl->rhl", query[..., : spec.nope_dim], up_key)
             query = torch.cat((moved, query[..., spec.nope_dim :]), -1)[:, None]
-            keys = latents.transpose(1, 2)
             # Values are the keys' first columns; attending to whole keys needs no copy of them.
             out, _ = attend(query, keys, keys, spec.scale, mask=group.mask)
             mixed = out[:, 0, :, : spec.latent_dim]
             parts.append(torch.einsum("rhl,hvl->rhv", mixed, up_value))
         return _in_order(parts, plan)
+
+
+def _rows(q: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+    """The group's rows of `q [T, H, D]`."""
+    return q if group.rows is None else q[group.rows]
 
 
 def _heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -215,17 +252,6 @@ def _expand(
     shared = latent[:, None, spec.latent_dim :].expand(-1, spec.num_heads, -1)
     keys = torch.cat((wide[..., : spec.nope_dim], shared), -1)
     return _heads_first(keys), _heads_first(wide[..., spec.nope_dim :])
-
-
-def _gather_group(group: DecodeGroup, view: KVView) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values `[rows, padded, heads, dim]`, zero past each row's end."""
-    keys, values = view.gather(group.pages, group.rows.shape[0] * group.padded)
-    if group.unused is not None:
-        keys.index_fill_(0, group.unused, 0.0)
-        if not view.shape.shared_value:
-            values.index_fill_(0, group.unused, 0.0)
-    shape = group.rows.shape[0], group.padded
-    return keys.view(*shape, *keys.shape[1:]), values.view(*shape, *values.shape[1:])
 
 
 def _in_order(parts: list[torch.Tensor], plan: DecodePlan) -> torch.Tensor:

@@ -8,11 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from baton.config.model import MLAConfig, ModelConfig, RopeConfig
+from baton.config.model import ModelConfig, RopeConfig
 from baton.core.errors import ConfigError, FingerprintMismatch
-from baton.core.kv import KVShape
+
+if TYPE_CHECKING:  # core.kv imports torch, which a reader of fingerprints does not need
+    from baton.core.kv import KVShape
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Fingerprint:
             config=_sha(shape)[:16],
             weights=weights[:16],
             tokenizer=tokenizer[:16],
-            rope=_rope(model.rope, isinstance(model.attention, MLAConfig)),
+            rope=_rope(model.rope),
             dtype=dtype,
             kv_dtype=kv_dtype,
             page_size=page_size,
@@ -147,16 +149,15 @@ def _sha(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _rope(rope: RopeConfig, mla: bool) -> str:
+def _rope(rope: RopeConfig) -> str:
     """`"default theta=10000.0 dim=64"`, with the scaling's parameters when there are any."""
     parts = [rope.kind, f"theta={rope.theta}", f"dim={rope.dim}"]
     parts += ["interleaved"] if rope.interleaved else []
-    parts += ["mla"] if mla else []
     return " ".join(parts + [f"{key}={value}" for key, value in sorted(rope.scaling.items())])
 
 
 def _layout(shapes: Sequence[KVShape]) -> str:
-    """`"30 x 3x(64+64)"`: layers x heads x (key + value); `shared` where the value is in the key."""
+    """`"30 x 3x(64+64)"`: layers x heads x (key + value); `shared`: the value is in the key."""
     runs = []
     for shape, group in itertools.groupby(shapes):
         value = "shared" if shape.shared_value else str(shape.value_dim)

@@ -35,7 +35,7 @@ def resolve(
     tokenizer_path: str | None,
     load_format: str,
     kv_bytes_per_page: Callable[[int, str], int],
-    weight_bytes: int,
+    weight_elements: int,
 ) -> EngineConfig:
     """Decide everything that the options leave open, and refuse what cannot work.
 
@@ -44,7 +44,7 @@ def resolve(
         load_format: "safetensors", "gguf" or "dummy"; what `model_path` turned out to be.
         kv_bytes_per_page: bytes of one KV page over all layers of one rank, from
             `(page_size, kv_dtype)`.
-        weight_bytes: bytes of one rank's weights once loaded.
+        weight_elements: numbers in one rank's weights.
 
     Raises:
         ConfigError: naming the flag and the numbers that do not fit.
@@ -58,6 +58,7 @@ def resolve(
     seqs, tokens = _batch(options.scheduler, device, made)
     wanted = _wanted_len(options, model)
     utilization = _utilization(options.cache)
+    weight_bytes = weight_elements * itemsize(dtype)
     budget = _memory(device, machine, ranks, utilization, weight_bytes)
     page_bytes = kv_bytes_per_page(page_size, kv_dtype)
     most = seqs * -(-wanted // page_size)
@@ -94,6 +95,11 @@ def resolve(
     )
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of one number: `"bfloat16" -> 2`."""
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
 def _positive(flag: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{flag} must be at least 1, got {value}")
@@ -120,13 +126,9 @@ def _device(options: EngineOptions, machine: Machine, made: _Decisions) -> str:
 def _ranks(options: EngineOptions, model: ModelConfig, device: str, machine: Machine) -> int:
     flag = "--tensor-parallel-size"
     ranks = _positive(flag, options.parallel.tensor_parallel_size)
-    counts = {"attention heads": model.attention.num_heads}
-    kv_heads = getattr(model.attention, "num_kv_heads", None)
-    if kv_heads is not None:
-        counts["KV heads"] = kv_heads
-    for what, count in counts.items():
-        if count % ranks:
-            raise ConfigError(f"{flag} {ranks} does not divide the model's {count} {what}")
+    heads = model.attention.num_heads
+    if heads % ranks:
+        raise ConfigError(f"{flag} {ranks} does not divide the model's {heads} attention heads")
     if device == "cuda" and ranks > machine.num_devices:
         raise ConfigError(f"{flag} {ranks}: this machine has {machine.num_devices} CUDA device(s)")
     return ranks

@@ -39,9 +39,16 @@ class KVView(Protocol):
         """Write `key [T, heads, key_dim]` and `value [T, heads, value_dim]` (None for MLA) at
         `slots [T]` int64."""
 
-    def gather(self, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Contiguous `(key [length, heads, key_dim], value [length, heads, value_dim])` of the
-        first `length` tokens on `pages [P]` int64; values in the compute dtype."""
+    def gather(
+        self, pages: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every token on `pages [B, P]` int64, as `(key [B, heads, P * page_size, key_dim], value
+        [B, heads, P * page_size, value_dim])` in the compute dtype. What was never stored comes
+        as it is, NaN perhaps. `out` (same shapes) is written to and returned, to save the
+        allocation; its value is ignored with `shape.shared_value`."""
+
+    def poison(self, pages: torch.Tensor) -> None:
+        """Debug: overwrite `pages [P]` int64 so that a stale read shows (NaN)."""
 
     def paged(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Raw `(key, value)` page tensors `[num_pages, page_size, heads, dim]` for kernels that

@@ -32,6 +32,7 @@ from baton.core.log import get_logger
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
+from baton.engine.build import find_source, tokenizer_of
 from baton.engine.child import EngineChild
 from baton.engine.messages import (
     Abort,
@@ -46,7 +47,6 @@ from baton.engine.messages import (
     StatsReply,
 )
 from baton.engine.output import Answers, fan_out
-from baton.models.source import load_tokenizer
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")
@@ -130,7 +130,8 @@ class AsyncEngine:
             ConfigError, ModelError, FingerprintMismatch: as found by the engine process.
         """
         engine = cls(options)
-        tokenizer = asyncio.create_task(asyncio.to_thread(load_tokenizer, options.model))
+        source = await asyncio.to_thread(find_source, options)
+        tokenizer = asyncio.create_task(asyncio.to_thread(tokenizer_of, options, source))
         try:
             engine._child, engine.info = await _launch(options)
             engine.tokenizer = await tokenizer

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from baton import __version__
 from baton.config.engine import EngineConfig
-from baton.config.fingerprint import Fingerprint
+from baton.config.fingerprint import Fingerprint, parse_expected
 from baton.config.machine import measure_machine
+from baton.config.model import MLAConfig
 from baton.config.options import EngineOptions
-from baton.config.resolve import resolve
-from baton.core.forward import TensorGroup
+from baton.config.resolve import itemsize, resolve
+from baton.core import env
+from baton.core.errors import ConfigError
 from baton.core.log import get_logger
 from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
+from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
 from baton.kv.format import bytes_per_page, make_views
+from baton.kv.manager import KVManager
 from baton.models import registry
+from baton.models.decoder import CausalLM
 from baton.models.load import dummy_weights, load_weights
-from baton.models.source import ModelSource, open_checkpoint, read_config, resolve_source
-from baton.parallel.group import make_group
+from baton.models.source import (
+    ModelSource,
+    open_checkpoint,
+    read_config,
+    resolve_source,
+    weights_digest,
+)
+from baton.models.tokenizer import Tokenizer, load_tokenizer
+from baton.parallel.group import ShapeGroup, make_group
+from baton.runner.probes import Probe, probes
 from baton.runner.runner import Runner
+from baton.scheduler.cost import BytesModel, CostModel, Features, pairs
+from baton.scheduler.scheduler import Scheduler
 
 log = get_logger("engine")
 
@@ -41,37 +55,226 @@ class Prepared:
 
 @dataclass
 class Built:
-    """One rank, ready to run."""
+    """One rank, ready to run. `config` has the pool's final size."""
 
+    config: EngineConfig
     runner: Runner
     fingerprint: Fingerprint
     close: Callable[[], None]
 
 
+def find_source(options: EngineOptions) -> ModelSource:
+    """The model's files on this machine, fetched first if need be, with a progress bar."""
+    model = options.model
+    with Progress("bytes") as progress:
+        return resolve_source(
+            model.model,
+            revision=model.revision,
+            load_format=model.load_format,
+            progress=progress,
+        )
+
+
 def prepare(options: EngineOptions) -> Prepared:
-    """Find the model, read its config and decide everything; nothing is loaded yet.
+    """Find the model (fetching it if need be), read its config and decide everything else.
 
     Raises:
         ConfigError, ModelError: naming the flag or the file at fault.
     """
-    model = options.model
-    source = resolve_source(
-        model.model, revision=model.revision, load_format=model.load_format, progress=Progress
-    )
-    model_config = registry.parse(read_config(source), source.path)
-    group_size = options.parallel.tensor_parallel_size
-
-    def page_bytes(page_size: int, kv_dtype: str) -> int:
-        return bytes_per_page(registry.kv_shapes(model_config, group_size), page_size, kv_dtype)
-
+    model, source = options.model, find_source(options)
+    model_config = registry.parse(read_config(source), str(source.path))
+    size = options.parallel.tensor_parallel_size
+    if size < 1:
+        raise ConfigError(f"--tensor-parallel-size must be at least 1, got {size}")
+    shape = registry.build(model_config, model_config.dtype, "cpu", ShapeGroup(size))
+    auto = "gguf" if source.is_gguf else "safetensors"
     config = resolve(
         options,
         model_config,
         measure_machine(options.device.device),
         model_path=str(source.path),
-        tokenizer_path=model.tokenizer or str(source.path),
-        load_format=source.load_format,
-        kv_bytes_per_page=page_bytes,
-        weight_bytes=registry.weight_bytes(model_config),
+        tokenizer_path=None if model.skip_tokenizer_init else model.tokenizer or str(source.path),
+        load_format=auto if model.load_format == "auto" else model.load_format,
+        kv_bytes_per_page=lambda page, dtype: bytes_per_page(shape.kv_shapes, page, dtype),
+        weight_elements=sum(p.numel() for p in shape.parameters()),
     )
     return Prepared(options, config, source)
+
+
+def read_tokenizer(prepared: Prepared) -> Tokenizer | None:
+    """The model's tokenizer; None with `--skip-tokenizer-init`."""
+    return tokenizer_of(prepared.options, prepared.source)
+
+
+def tokenizer_of(options: EngineOptions, source: ModelSource) -> Tokenizer | None:
+    """The tokenizer that the options ask for, for a model that has been found already."""
+    model = options.model
+    if model.skip_tokenizer_init:
+        return None
+    return load_tokenizer(source, model.tokenizer, revision=model.revision)
+
+
+def build_rank(
+    prepared: Prepared, rank: int, size: int, rendezvous: str, *, tokenizer: str
+) -> Built:
+    """Load one rank: weights, KV pages, runner.
+
+    Args:
+        rendezvous: torch.distributed init method; not used when `size` is 1.
+        tokenizer: digest of the tokenizer, "" without one.
+    """
+    config = prepared.config
+    device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
+    torch.set_num_threads(config.threads)
+    group = make_group(rank, size, rendezvous, device)
+    begin = time.perf_counter()
+    model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
+    _load(model, prepared, show=rank == 0)
+    if config.num_pages == 0:
+        config = size_pool(
+            config, bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype), device
+        )
+    views = make_views(
+        model.kv_shapes,
+        config.num_pages,
+        config.page_size,
+        config.kv_dtype,
+        config.dtype,
+        device,
+    )
+    if rank == 0:
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        log.info(
+            "%s: %s of weights in %s; KV pool %d pages of %d tokens",
+            config.model.family,
+            format_bytes(weights),
+            format_seconds(time.perf_counter() - begin),
+            config.num_pages,
+            config.page_size,
+        )
+    fingerprint = Fingerprint.of(
+        engine=__version__,
+        model=config.model,
+        weights=weights_digest(prepared.source, prepared.options.model.load_format, config.seed),
+        tokenizer=tokenizer,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        page_size=config.page_size,
+        kv_shapes=model.kv_shapes,
+        tp_size=size,
+    )
+    return Built(config, Runner(config, model, views), fingerprint, group.close)
+
+
+def build_core(
+    prepared: Prepared, tokenizer: Tokenizer | None = None
+) -> tuple[EngineCore, Fingerprint]:
+    """Every rank loaded and agreed, step costs measured, ready for requests.
+
+    Raises:
+        FingerprintMismatch: a rank, or `--expect-fingerprint`, differs.
+    """
+    options, size = prepared.options, prepared.config.tensor_parallel_size
+    digest = "" if tokenizer is None else tokenizer.digest
+    ranks = Ranks(options, digest, size) if size > 1 else None
+    try:
+        rendezvous = ranks.rendezvous if ranks is not None else ""
+        built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
+        if options.expect_fingerprint is not None:
+            built.fingerprint.require(parse_expected(options.expect_fingerprint))
+        if ranks is not None:
+            ranks.await_ready(built.fingerprint)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+    executor = Executor(built.runner, ranks, built.close)
+    config = built.config
+    kv = KVManager(
+        config.num_pages,
+        config.page_size,
+        built.fingerprint.digest.encode(),
+        config.prefix_caching,
+        track_freed=env.DEBUG.get(),
+    )
+    cost = measure_cost(config, executor)
+    log.info("fingerprint %s", built.fingerprint.digest)
+    return EngineCore(config, Scheduler(config, kv, cost), executor), built.fingerprint
+
+
+def measure_cost(config: EngineConfig, executor: Executor) -> CostModel:
+    """A cost model fitted on synthetic steps, with context behind the chunk."""
+    cost = CostModel(_transient_bytes(config))
+    found = probes(
+        max_tokens=config.max_num_batched_tokens,
+        max_len=config.max_model_len,
+        max_seqs=config.max_num_seqs,
+        pool_tokens=config.num_pages * config.page_size,
+        quick=config.device == "cpu",
+    )
+    for probe in found[:1]:
+        executor.probe(probe)  # first calls allocate; they say nothing
+    cost.fit([(_features(probe), executor.probe(probe)) for probe in found])
+    return cost
+
+
+def size_pool(config: EngineConfig, page_bytes: int, device: torch.device) -> EngineConfig:
+    """KV pages from the GPU memory that is free now, keeping `step_memory` for steps."""
+    free, total = torch.cuda.mem_get_info(device)
+    budget = free - int(total * (1 - config.gpu_memory_utilization)) - config.step_memory
+    most = config.max_num_seqs * -(-config.max_model_len // config.page_size)
+    pages = min(budget // page_bytes, most)
+    holds = pages * config.page_size
+    if pages < 1:
+        raise ConfigError(
+            f"no memory is left for KV pages: {format_bytes(free)} free, "
+            f"{format_bytes(config.step_memory)} kept for steps; raise --gpu-memory-utilization"
+        )
+    return replace(config, num_pages=pages, max_model_len=min(config.max_model_len, holds))
+
+
+def _load(model: CausalLM, prepared: Prepared, *, show: bool) -> None:
+    if prepared.config.load_format == "dummy":
+        dummy_weights(model, prepared.config.seed)
+        return
+    checkpoint = open_checkpoint(prepared.source)
+    if not show:
+        load_weights(model, checkpoint)
+        return
+    with Progress("items") as progress:
+        load_weights(model, checkpoint, lambda done, total: progress(done, total, "weights"))
+
+
+def _features(probe: Probe) -> Features:
+    tokens = probe.seqs * probe.chunk
+    if probe.chunk == 1:
+        return Features(tokens, 0.0, probe.seqs * probe.context, probe.seqs)
+    return Features(tokens, probe.seqs * pairs(probe.chunk, probe.context), 0.0, probe.seqs)
+
+
+def _transient_bytes(config: EngineConfig) -> BytesModel:
+    """Activations of one layer per token, and the gathered context of one sequence, in bytes.
+
+    Counts what is alive at once in the widest layer: residual, normed input, projections and the
+    MLP's two halves (for routed experts, `top_k` of them), each at most twice.
+    """
+    model, size = config.model, itemsize(config.dtype)
+    heads = model.attention.num_heads
+    if isinstance(model.attention, MLAConfig):
+        spec = model.attention
+        row = heads * (2 * spec.nope_dim + 2 * spec.rope_dim + spec.v_dim)
+        stored = (
+            spec.kv_lora_rank + spec.rope_dim + heads * (spec.nope_dim + spec.rope_dim + spec.v_dim)
+        )
+    else:
+        row = heads * model.attention.head_dim * 2
+        stored = 2 * model.attention.num_kv_heads * model.attention.head_dim
+        row += stored
+    wide = 3 * model.intermediate_size
+    if model.moe is not None:
+        routed = model.moe.top_k * (3 * model.moe.intermediate + 2 * model.hidden_size)
+        wide = max(wide, routed + 3 * model.moe.shared_intermediate)
+    return BytesModel(
+        per_token=2.0 * size * (4 * model.hidden_size + row + wide),
+        per_context_token=2.0 * size * stored,
+    )

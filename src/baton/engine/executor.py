@@ -34,7 +34,7 @@ PLAN, POISON, PROBE, STOP = b"plan", b"poison", b"probe", b"stop"
 class Ranks:
     """The worker processes of ranks 1 and up, and the private folder they meet in."""
 
-    def __init__(self, options: EngineOptions, size: int) -> None:
+    def __init__(self, options: EngineOptions, tokenizer: str, size: int) -> None:
         self.size = size
         self.folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # mode 0700
         self._context = zmq.Context()
@@ -47,7 +47,9 @@ class Ranks:
             socket = self._context.socket(zmq.PUSH)
             socket.bind(f"ipc://{self.folder.name}/{rank}")
             self._plans.append(socket)
-            self._workers.append(_spawn(rank, size, self.folder.name, payload))
+            self._workers.append(
+                _spawn([str(rank), str(size), self.folder.name, tokenizer], payload)
+            )
 
     @property
     def rendezvous(self) -> str:
@@ -95,8 +97,8 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _spawn(rank: int, size: int, folder: str, payload: bytes) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "baton.engine.worker", str(rank), str(size), folder]
+def _spawn(arguments: list[str], payload: bytes) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "baton.engine.worker", *arguments]
     env = dict(os.environ, PYTHONPATH=package_path())
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
     assert worker.stdin is not None
@@ -159,5 +161,3 @@ class Executor:
             self._ranks.close()
         self.runner.close()
         self._on_close()
-
-

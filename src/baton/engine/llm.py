@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -15,7 +15,7 @@ from baton.core.errors import RequestError, RequestFailed
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
-from baton.engine.build import build_core, load_tokenizer, prepare
+from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.output import Answers, fan_out, merge
 
 Prompt = str | Sequence[int]
@@ -37,8 +37,8 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.options = EngineOptions.of(model, **options)
         prepared = prepare(self.options)
-        self.tokenizer = load_tokenizer(prepared)
-        self.core, self.fingerprint = build_core(prepared)
+        self.tokenizer = read_tokenizer(prepared)
+        self.core, self.fingerprint = build_core(prepared, self.tokenizer)
         self.config = self.core.config
         self._ids = itertools.count()
 
@@ -191,10 +191,9 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[arg-type]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _per_prompt(
@@ -205,7 +204,5 @@ def _per_prompt(
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
     if len(sampling) != count:
-        raise RequestError(
-            f"{len(sampling)} sampling params for {count} prompts", param="sampling"
-        )
+        raise RequestError(f"{len(sampling)} sampling params for {count} prompts", param="sampling")
     return list(sampling)

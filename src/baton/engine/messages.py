@@ -50,7 +50,7 @@ class EngineInfo(msgspec.Struct, tag=True):
     num_pages: int
     max_num_seqs: int
     eos_token_ids: list[int]
-    fingerprint: dict[str, str]
+    fingerprint: dict[str, str | int]
     decisions: list[tuple[str, str, str]]
     start_seconds: float
 
@@ -104,8 +104,8 @@ class Fatal(msgspec.Struct, tag=True):
             names = ("file", "problem", "expected", "tensor")
             return cls("model", message, {name: getattr(error, name) for name in names})
         if isinstance(error, FingerprintMismatch):
-            names = ("field", "ours", "theirs")
-            return cls("fingerprint", message, {name: getattr(error, name) for name in names})
+            fields = ("field", "ours", "theirs")
+            return cls("fingerprint", message, {name: getattr(error, name) for name in fields})
         return cls("config" if isinstance(error, ConfigError) else "engine", message)
 
     def error(self) -> BatonError:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.core.request import Completion, FinishReason, Output, Request, TokenOutput
 from baton.core.sampling import SamplingParams
-from baton.models.tokenizer import Detokenizer, Tokenizer
-
-import msgspec
+from baton.models.detokenizer import Detokenizer
+from baton.models.tokenizer import Tokenizer
 
 
 def fan_out(
@@ -117,9 +118,7 @@ class Answers:
             detokenizer = None
             if self.tokenizer is not None:
                 detokenizer = self.tokenizer.stream(self.sampling.skip_special_tokens)
-            stop = StopText(
-                self.sampling.stop, include=self.sampling.include_stop_str_in_output
-            )
+            stop = StopText(self.sampling.stop, include=self.sampling.include_stop_str_in_output)
             self._answers[child] = _Answer(i, child, detokenizer, stop)
         self._cached = 0
         self._sent_prompt = False

@@ -20,7 +20,7 @@ import zmq
 from baton.config.options import EngineOptions
 from baton.core.errors import BatonError, QueueFull, RequestError
 from baton.core.log import get_logger
-from baton.engine.build import build_core, prepare
+from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.core import EngineCore
 from baton.engine.messages import (
     Abort,
@@ -110,7 +110,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process = EngineProcess(sys.argv[1])
     try:
-        core, fingerprint = build_core(prepare(options))
+        prepared = prepare(options)
+        core, fingerprint = build_core(prepared, read_tokenizer(prepared))
         process.send(
             EngineInfo(
                 model=options.model.model,

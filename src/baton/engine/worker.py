@@ -1,7 +1,8 @@
 """A rank above 0: loads its share, then runs the plans that rank 0 sends. Decides nothing.
 
-Started as `python -m baton.engine.worker RANK SIZE FOLDER` with the engine options as one line of
-JSON on standard input. When standard input ends, the engine is gone and so is this process.
+Started as `python -m baton.engine.worker RANK SIZE FOLDER DIGEST` (of the tokenizer) with the
+engine options as one line of JSON on standard input. When standard input ends, the engine is gone
+and so is this process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def watch_parent() -> None:
     """End this process as soon as standard input ends."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        while os.read(0, 1):  # not sys.stdin: a thread in it may not be there at exit
             pass
         os._exit(0)
 
@@ -39,7 +40,7 @@ def watch_parent() -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    rank, size, folder, tokenizer = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
     watch_parent()
     context = zmq.Context()
@@ -49,7 +50,7 @@ def main() -> None:
     replies.connect(f"ipc://{folder}/replies")
     try:
         prepared = prepare(options)
-        built = build_rank(prepared, rank, size, f"file://{folder}/rendezvous", quiet=True)
+        built = build_rank(prepared, rank, size, f"file://{folder}/rendezvous", tokenizer=tokenizer)
     except BatonError as error:
         log.error("rank %d: %s", rank, error)
         raise SystemExit(1) from None

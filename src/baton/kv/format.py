@@ -55,8 +55,10 @@ class DenseFormat(KVFormat):
 class DenseView:
     """One layer's pages in one dtype; a KVView.
 
-    Memory is left as it comes: readers never look past a sequence's length, and `poison` proves
-    it. With `shape.shared_value` only keys are kept and values are their first columns.
+    Pages are laid out `[page, head, offset, dim]`: a head's tokens are then contiguous, in the
+    page and after `gather`. Memory is left as it comes: readers never look past a sequence's
+    length, and `poison` proves it. With `shape.shared_value` only keys are kept, and values are
+    their first columns.
     """
 
     def __init__(
@@ -69,45 +71,59 @@ class DenseView:
         device: torch.device,
     ) -> None:
         self.shape, self.page_size, self._compute_dtype = shape, page_size, compute_dtype
-        slots = num_pages * page_size
-        self._key = torch.empty(slots, shape.heads, shape.key_dim, dtype=dtype, device=device)
+        size = num_pages, shape.heads, page_size
+        self._key = torch.empty(*size, shape.key_dim, dtype=dtype, device=device)
         self._value = (
             self._key[..., : shape.value_dim]
             if shape.shared_value
-            else torch.empty(slots, shape.heads, shape.value_dim, dtype=dtype, device=device)
+            else torch.empty(*size, shape.value_dim, dtype=dtype, device=device)
         )
+        self._heads = torch.arange(shape.heads, device=device)[None, :, None]
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None) -> None:
         """See KVView. Rounds to the format's dtype."""
-        self._key[slots] = key.to(self._key.dtype)
+        page, offset = slots // self.page_size, slots % self.page_size
+        self._key[page, :, offset] = key.to(self._key.dtype)
         if value is not None:
-            self._value[slots] = value.to(self._value.dtype)
+            self._value[page, :, offset] = value.to(self._value.dtype)
 
-    def gather(self, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See KVView. What is returned is a copy."""
-        key = self._rows(self._key, pages, length)
+    def gather(
+        self, pages: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See KVView."""
+        key_out, value_out = (None, None) if out is None else out
+        rows = (pages[:, None] * self.shape.heads + self._heads).flatten()
+        size = pages.shape[0], self.shape.heads, pages.shape[1] * self.page_size
+        key = self._rows(self._key, rows, size, key_out)
         if self.shape.shared_value:
             return key, key[..., : self.shape.value_dim]
-        return key, self._rows(self._value, pages, length)
+        return key, self._rows(self._value, rows, size, value_out)
 
-    def _rows(self, store: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-        # Whole pages as single rows: index_select then copies long runs instead of heads.
-        flat = store.view(-1, self.page_size * store.shape[1] * store.shape[2])
-        rows = flat.index_select(0, pages).view(-1, store.shape[1], store.shape[2])
-        return rows[:length].to(self._compute_dtype)
+    def _rows(
+        self,
+        store: torch.Tensor,
+        rows: torch.Tensor,
+        size: tuple[int, int, int],
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # One row per (page, head): index_select then copies long runs.
+        flat = store.view(store.shape[0] * store.shape[1], -1)
+        if out is None:
+            return flat.index_select(0, rows).to(self._compute_dtype).view(*size, -1)
+        if store.dtype == out.dtype:
+            torch.index_select(flat, 0, rows, out=out.view(rows.shape[0], -1))
+            return out
+        return out.copy_(flat.index_select(0, rows).view(out.shape))
 
     def paged(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See KVView."""
-        pages = -1, self.page_size
-        return (
-            self._key.view(*pages, *self._key.shape[1:]),
-            self._value.view(*pages, *self._value.shape[1:]),
-        )
+        """See KVView. Strided views of the memory."""
+        return self._key.transpose(1, 2), self._value.transpose(1, 2)
 
     def poison(self, pages: torch.Tensor) -> None:
-        """Fill `pages` (int64) with NaN, so that reading a freed page shows."""
-        for store in self.paged():
-            store[pages] = torch.nan
+        """See KVView."""
+        self._key[pages] = torch.nan
+        if not self.shape.shared_value:
+            self._value[pages] = torch.nan
 
 
 FLOAT64 = DenseFormat(torch.float64)

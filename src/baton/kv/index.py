@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class BlockIndex:
@@ -23,6 +23,9 @@ class BlockIndex:
 
     def __len__(self) -> int:
         return len(self._pages)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._digests)
 
     def __contains__(self, page: int) -> bool:
         return page in self._digests

@@ -1,7 +1,7 @@
 """Pages of every sequence: prefix hits, growth, sealing, release.
 
-    match/lookup -> grow ... grow -> seal (after commit) ... -> release
-      hold hits      take pages         name full pages         idle or free, leaf first
+    match, hold -> grow ... grow -> seal (after commit) ... -> release
+    share hits    take pages         name full pages         idle or free, leaf first
 
 A page is written by one sequence only, and only while it is not sealed. It is sealed (may be hit
 by others) after the step that computed its last token has committed.
@@ -18,9 +18,10 @@ from baton.kv.pool import PagePool
 
 
 class Match(NamedTuple):
-    """A prefix that could be shared: `pages` in all, of which `idle` are held by nobody."""
+    """Pages of a prefix that can be shared; nobody holds `idle` of them now. Valid until pages
+    are next taken or released."""
 
-    pages: int
+    pages: list[int]
     idle: int
 
 
@@ -88,28 +89,33 @@ class KVManager:
     def match(self, sequence: KVSequence, tokens: list[int]) -> Match:
         """The longest cached prefix of `tokens` that leaves at least one token to compute. Holds
         nothing. Costs one hash per page the first time and one look-up per page after that."""
-        if not self.prefix_caching:
-            return Match(0, 0)
-        most = (len(tokens) - 1) // self.page_size
+        pages: list[int] = []
         idle = 0
-        for number in range(most):
-            page = self._index.get(self._digest(sequence, number, tokens))
+        if not self.prefix_caching:
+            return Match(pages, idle)
+        chain, get, is_idle = sequence.chain, self._index.get, self._pool.is_idle
+        for number in range((len(tokens) - 1) // self.page_size):
+            if number + 1 == len(chain):
+                self._extend(sequence, tokens)
+            page = get(chain[number + 1])
             if page is None:
-                return Match(number, idle)
-            idle += self._pool.is_idle(page)
-        return Match(most, idle)
+                break
+            pages.append(page)
+            idle += is_idle(page)
+        return Match(pages, idle)
+
+    def hold(self, sequence: KVSequence, match: Match) -> int:
+        """Let an empty sequence start with the pages of its match; tokens it need not compute."""
+        assert not sequence.pages, "a sequence that holds pages cannot start from the cache"
+        for page in match.pages:
+            self._pool.hold(page)
+        sequence.pages = list(match.pages)
+        sequence.sealed = len(match.pages)
+        return len(match.pages) * self.page_size
 
     def lookup(self, sequence: KVSequence, tokens: list[int]) -> int:
-        """Hold the pages `match` finds for an empty sequence; tokens that need no computing."""
-        assert not sequence.pages, "lookup on a sequence that holds pages"
-        hit = self.match(sequence, tokens).pages
-        for digest in sequence.chain[1 : hit + 1]:
-            page = self._index.get(digest)
-            assert page is not None
-            self._pool.hold(page)
-            sequence.pages.append(page)
-        sequence.sealed = hit
-        return hit * self.page_size
+        """`match` and `hold` in one."""
+        return self.hold(sequence, self.match(sequence, tokens))
 
     def grow(self, sequence: KVSequence, num_tokens: int) -> list[int] | None:
         """New pages so that the table covers `num_tokens` tokens; None, and no change, when there
@@ -124,9 +130,10 @@ class KVManager:
         step that computed them has committed."""
         full = computed // self.page_size
         if self.prefix_caching:
+            while len(sequence.chain) <= full:
+                self._extend(sequence, tokens)
             for number in range(sequence.sealed, full):
-                digest = self._digest(sequence, number, tokens)
-                self._index.insert(digest, sequence.pages[number])
+                self._index.insert(sequence.chain[number + 1], sequence.pages[number])
         sequence.sealed = full
 
     def release(self, sequence: KVSequence) -> None:
@@ -146,16 +153,19 @@ class KVManager:
 
     def check(self, sequences: Iterable[KVSequence]) -> None:
         """Assert integrity, given every sequence that holds pages."""
-        self._pool.check([sequence.pages for sequence in sequences])
+        tables = [sequence.pages for sequence in sequences]
+        self._pool.check(tables)
         self._index.check()
+        held = {page for table in tables for page in table}
+        alive = sum(page in held or self._pool.is_idle(page) for page in self._index)
+        assert alive == len(self._index), "a free page is indexed"
+        assert self.cached <= alive, "an idle page is not indexed"
 
-    def _digest(self, sequence: KVSequence, number: int, tokens: list[int]) -> bytes:
-        chain = sequence.chain
-        if number + 1 == len(chain):
-            start = number * self.page_size
-            page = tokens[start : start + self.page_size]
-            chain.append(self._index.digest(chain[number], page))
-        return chain[number + 1]
+    def _extend(self, sequence: KVSequence, tokens: list[int]) -> None:
+        """Hash the next page of a sequence."""
+        start = (len(sequence.chain) - 1) * self.page_size
+        page = tokens[start : start + self.page_size]
+        sequence.chain.append(self._index.digest(sequence.chain[-1], page))
 
     def _evicted(self, page: int) -> None:
         self._index.remove(page)

@@ -34,15 +34,17 @@ class Linear(Weighted):
         reduce: bool = True,
     ) -> None:
         super().__init__()
+        assert reduce or not bias, "a bias needs the sum it is added to"
         self.group = context.group
         self.sharded_inputs = inputs.size < inputs.total
         self.reduce = self.sharded_inputs and reduce
         rows = sum(part.size for part in parts.values())
         self.weight: torch.Tensor
-        self.bias: torch.Tensor | None = None
+        self.bias: torch.Tensor | None
         self.declare("weight", (rows, inputs.size), context.dtype)
+        self.register_parameter("bias", None)
         if bias:
-            self.declare_bias(rows, context.dtype)
+            self.declare("bias", (rows,), context.dtype)
         row = 0
         for name, part in parts.items():
             into = slice(row, row + part.size)
@@ -53,11 +55,6 @@ class Linear(Weighted):
             if bias:
                 source = Source(f"{name}.bias", (part.total,), (part.index,))
                 self.fills.append(Fill("bias", (into,), (source,)))
-
-    def declare_bias(self, rows: int, dtype: torch.dtype) -> None:
-        """Replace the attribute by a parameter."""
-        del self.bias
-        self.declare("bias", (rows,), dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., inputs] -> [..., rows]`."""

@@ -30,15 +30,12 @@ class Router(Weighted):
         all_rows = slice(None)
         weight = Source("gate.weight", (experts, hidden), (all_rows, all_rows))
         self.fills.append(Fill("weight", (all_rows, all_rows), (weight,)))
-        self.bias: torch.Tensor | None = None
+        self.bias: torch.Tensor | None
+        self.register_parameter("bias", None)
         if moe.score_bias:
-            self._declare_bias(experts)
-
-    def _declare_bias(self, experts: int) -> None:
-        del self.bias
-        self.declare("bias", (experts,), self.dtype)
-        source = Source("gate.e_score_correction_bias", (experts,), (slice(None),))
-        self.fills.append(Fill("bias", (slice(None),), (source,), dummy="zero"))
+            self.declare("bias", (experts,), self.dtype)
+            bias = Source("gate.e_score_correction_bias", (experts,), (all_rows,))
+            self.fills.append(Fill("bias", (all_rows,), (bias,), dummy="zero"))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[T, H] -> (experts int64 [T, K], weights [T, K])`."""

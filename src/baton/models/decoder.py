@@ -108,7 +108,6 @@ class CausalLM(nn.Module):
         """Make the step's attention plan, shared by all layers."""
         return ForwardContext(batch, self.attention.plan(batch, kv[0].page_size), kv)
 
-    @torch.inference_mode()
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored."""
         x, residual = self.model.embed_tokens.embed(ids), None
@@ -117,7 +116,6 @@ class CausalLM(nn.Module):
         assert residual is not None, "a model has at least one layer"
         return self.model.norm.add(x, residual)[0]
 
-    @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states `[S, hidden]` -> float32 logits `[S, vocab]`, the whole vocabulary
         (float64 for float64 models)."""

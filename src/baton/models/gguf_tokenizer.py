@@ -35,15 +35,6 @@ _NAMES = {
 _LLAMA_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
-def surround(backend: Tokenizer, bos: str | None, eos: str | None) -> None:
-    """Have `bos` and `eos` (where given) put around every text that is encoded."""
-    ends = [token for token in (bos, eos) if token]
-    backend.post_processor = TemplateProcessing(
-        single=[part for part in (bos, "$A", eos) if part],
-        special_tokens=[(token, backend.token_to_id(token)) for token in dict.fromkeys(ends)],
-    )
-
-
 class GGUFTokenizer:
     """What a GGUF file says about its tokenizer.
 
@@ -112,9 +103,14 @@ class GGUFTokenizer:
         pre = self._fields.get("ggml.pre", "gpt-2")
         vocab = {token: index for index, token in enumerate(self._tokens)}
         merges = [tuple(merge.split(" ", 1)) for merge in self._need("ggml.merges")]
-        backend = Tokenizer(
-            models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA_NAMES)
+        model = models.BPE(
+            vocab=vocab,
+            merges=merges,
+            unk_token=self.special.get("unk_token"),
+            fuse_unk=True,
+            ignore_merges=pre in _LLAMA_NAMES,
         )
+        backend = Tokenizer(model)
         backend.pre_tokenizer = self._splitter(pre)
         backend.decoder = decoders.ByteLevel()
         kinds = self._fields.get("ggml.token_type", [])
@@ -152,12 +148,15 @@ class GGUFTokenizer:
         )
 
     def _add_ends(self, backend: Tokenizer, bos_default: bool) -> None:
-        bos = self._fields.get("ggml.add_bos_token", bos_default)
-        eos = self._fields.get("ggml.add_eos_token", False)
-        surround(
-            backend,
-            self.special.get("bos_token") if bos else None,
-            self.special.get("eos_token") if eos else None,
+        """Have the tokens that the file asks for put around every text that is encoded."""
+        wants_bos = self._fields.get("ggml.add_bos_token", bos_default)
+        bos = self.special.get("bos_token") if wants_bos else None
+        wants_eos = self._fields.get("ggml.add_eos_token", False)
+        eos = self.special.get("eos_token") if wants_eos else None
+        ends = dict.fromkeys(token for token in (bos, eos) if token)
+        backend.post_processor = TemplateProcessing(
+            single=[part for part in (bos, "$A", eos) if part],
+            special_tokens=[(token, backend.token_to_id(token)) for token in ends],
         )
 
     def _sentencepiece(self) -> Tokenizer:

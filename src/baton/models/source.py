@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,8 @@ def resolve_source(
     """
     if model in embedded.CATALOGUE:
         source = ModelSource("embedded", embedded.fetch(embedded.CATALOGUE[model], progress), model)
-    elif Path(model).expanduser().exists():
-        source = _local(Path(model).expanduser(), model)
+    elif os.path.exists(path := os.path.expanduser(model)):  # False for any odd text
+        source = _local(Path(path), model)
     elif _HUB_ID.fullmatch(model):
         folder = hub.fetch(model, revision, weights=load_format != "dummy")
         source = ModelSource("hub", folder, model, revision)

@@ -16,7 +16,7 @@ from baton.core.errors import ModelError, RequestError
 from baton.models.chat import ChatTemplate
 from baton.models.detokenizer import Detokenizer, Pieces
 from baton.models.folder import read_json
-from baton.models.gguf_tokenizer import GGUFTokenizer, surround
+from baton.models.gguf_tokenizer import GGUFTokenizer
 from baton.models.source import ModelSource, eos_ids, read_config, resolve_source
 
 _SPECIAL = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
@@ -192,7 +192,10 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _complete(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Apply what `tokenizer_config.json` adds to `tokenizer.json`, as transformers does."""
+    """Add the tokens that only `tokenizer_config.json` has, as transformers does.
+
+    Its `add_bos_token` and `add_eos_token` do not count: `tokenizer.json` has its own rule.
+    """
     known = backend.get_added_tokens_decoder()
     listed = {int(key): value for key, value in config.get("added_tokens_decoder", {}).items()}
     for token_id, spec in sorted(listed.items()):
@@ -202,10 +205,6 @@ def _complete(backend: Backend, config: dict[str, Any], special: dict[str, str])
     present = {added.content for added in backend.get_added_tokens_decoder().values()}
     missing = [text for text in dict.fromkeys(special.values()) if text not in present]
     backend.add_tokens([AddedToken(text, special=True) for text in missing])
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = special.get("bos_token") if config.get("add_bos_token") else None
-        eos = special.get("eos_token") if config.get("add_eos_token") else None
-        surround(backend, bos, eos)
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -26,7 +26,7 @@ def attend(
     Args:
         q: `[B, Hq, Lq, Dk]`.
         k: `[B, Hk, Lk, Dk]`, Hk divides Hq.
-        v: `[B, Hk, Lk, Dv]`, `Dv <= Dk`.
+        v: `[B, Hk, Lk, Dv]`.
         scale: on the scores.
         causal: query i sees keys 0..i; needs `Lq == Lk`.
         mask: added to the scores, in q's dtype, broadcastable to `[B, Hq, Lq, Lk]`. Masked keys
@@ -35,9 +35,9 @@ def attend(
     Returns:
         `(out [B, Hq, Lq, Dv] in q's dtype, lse [B, Hq, Lq] float32, or float64 for float64)`.
     """
-    if q.device.type != "cpu":
-        return attend_plain(q, k, v, scale, causal, mask)
     width = v.shape[-1]
+    if q.device.type != "cpu" or width > k.shape[-1]:
+        return attend_plain(q, k, v, scale, causal, mask)
     if width < k.shape[-1]:
         # The fused kernel wants one head width; zero columns of V cost less than a plain softmax.
         v = F.pad(v, (0, k.shape[-1] - width))

@@ -22,6 +22,8 @@ NEG_INF = float("-inf")
 #: Weights of the nucleus are integers in units of 2**-42 of the likeliest token's probability:
 #: 2**21 of them still add up exactly in int64.
 _WEIGHT_SCALE = float(2**42)
+#: No noise lifts a token this far below the likeliest above it (`gumbel` spans 25.0).
+_NOISE_SPAN = 26.0
 #: On CPU a nucleus is first sought among this many best tokens.
 _NUCLEUS_GUESS = 256
 
@@ -108,9 +110,10 @@ def penalise(
 def temper(logits: Tensor, maximum: Tensor, temperature: Tensor) -> Tensor:
     """`(logits - maximum) / temperature`, float32 `[S, V]`; the others are `[S]`.
 
-    Shifting first keeps tiny temperatures from overflowing.
+    Shifting first keeps the maximum finite at any temperature.
     """
-    return (logits - maximum[:, None]).div_(temperature.float()[:, None])
+    divisor = temperature.float().clamp(min=1e-30)  # 0 in float32 would make 0 / 0 of the maximum
+    return (logits - maximum[:, None]).div_(divisor[:, None])
 
 
 def filter_min_p(x: Tensor, log_min_p: Tensor) -> None:
@@ -156,7 +159,8 @@ def _ranked(x: Tensor, width: int) -> Tensor:
 
 def _weight(x: Tensor) -> Tensor:
     """Fixed-point `exp(x)`, int64: sums of it do not depend on the order of addition."""
-    return x.exp().mul_(_WEIGHT_SCALE).to(torch.int64)
+    # below -40 the weight is 0 anyway, and exp is slow on CPU where it underflows
+    return x.clamp(min=-40.0).exp_().mul_(_WEIGHT_SCALE).to(torch.int64)
 
 
 def _filter_nucleus(x: Tensor, ranked: Tensor, top_p: Tensor, may_widen: bool) -> None:
@@ -171,7 +175,8 @@ def _filter_nucleus(x: Tensor, ranked: Tensor, top_p: Tensor, may_widen: bool) -
     cut.masked_fill_(top_p >= 1, NEG_INF)
     x.masked_fill_(x < cut[:, None], NEG_INF)
     tied = x == cut[:, None]
-    x.masked_fill_(tied & (_running_count(tied) > ties[:, None]), NEG_INF)
+    place = tied.cumsum(1, dtype=torch.int32)
+    x.masked_fill_(tied & (place > ties.to(torch.int32)[:, None]), NEG_INF)
 
 
 def _nucleus(ranked: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,12 +192,8 @@ def _nucleus(ranked: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     cut = ranked.gather(1, last.clamp_(max=ranked.shape[1] - 1)[:, None])
     above = (weight * (ranked > cut)).sum(1)
     unit = _weight(cut[:, 0]).clamp_(min=1)
-    ties = (goal - above + unit - 1).div(unit, rounding_mode="floor").clamp_(min=1)
+    ties = (goal - above + unit - 1).div(unit, rounding_mode="floor").clamp_(1, 2**30)
     return cut[:, 0], ties, found
-
-
-def _running_count(mask: Tensor) -> Tensor:
-    return mask.cumsum(1, dtype=torch.int32)
 
 
 # ---------------------------------------------------------------------------------------- choice
@@ -205,22 +206,21 @@ def argmax(x: Tensor) -> Tensor:
     return x.argmax(1)
 
 
-def draw(x: Tensor, keys: Tensor, sparse: bool = False) -> Tensor:
+def draw(x: Tensor, keys: Tensor) -> Tensor:
     """Draw from softmax(x) per row with the Gumbel-max trick; int64 `[S]`. `x` is overwritten.
 
-    `keys` int32 `[S, 2]` from `row_keys`. With `sparse`, on CPU, noise is made only for tokens
-    that the filters left; the result is the same.
+    `keys` int32 `[S, 2]` from `row_keys`. On CPU, noise is made only for tokens that can win,
+    where these are few; the result is the same.
     """
     vocab = x.shape[1]
-    if sparse and x.device.type == "cpu":
-        flat = torch.from_numpy(np.flatnonzero(x.numpy() > NEG_INF))
-        row = flat.div(vocab, rounding_mode="floor")
-        values = x.view(-1)
-        values[flat] += gumbel(keys[row], (flat - row * vocab).to(torch.int32))
-    else:
-        index = torch.arange(vocab, dtype=torch.int32, device=x.device)
-        x.add_(gumbel(keys[:, None, :], index))
-    return argmax(x)
+    if x.device.type == "cpu":
+        flat = torch.from_numpy(np.flatnonzero(x.numpy() > -_NOISE_SPAN))
+        if 4 * flat.numel() < x.numel():
+            row = flat.div(vocab, rounding_mode="floor")
+            noise = gumbel(keys[row], (flat - row * vocab).to(torch.int32))
+            return argmax(torch.full_like(x, NEG_INF).put_(flat, x.take(flat).add_(noise)))
+    index = torch.arange(vocab, dtype=torch.int32, device=x.device)
+    return argmax(x.add_(gumbel(keys[:, None, :], index)))
 
 
 class TokenLogprobs(NamedTuple):

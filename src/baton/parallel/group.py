@@ -26,6 +26,23 @@ class LocalGroup:
         """Nothing to release."""
 
 
+class ShapeGroup:
+    """Rank 0 of `size` ranks that never meet: for asking how big a share would be."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Not possible here."""
+        raise RuntimeError("a ShapeGroup has nobody to talk to")
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Not possible here."""
+        raise RuntimeError("a ShapeGroup has nobody to talk to")
+
+
 class ProcessGroup:
     """Ranks in processes, joined by torch.distributed: NCCL on GPUs, Gloo on CPUs."""
 

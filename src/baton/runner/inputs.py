@@ -47,15 +47,22 @@ def build_inputs(plan: StepPlan, slots: Slots, page_size: int) -> StepInputs:
     sample_rows = [i for i, row in enumerate(rows) if row.sample]
     slot_ids = np.fromiter((row.slot for row in rows), dtype=np.int64, count=count)
     packed = np.concatenate(
-        [slot_ids, lengths, row_of, offsets, ids, ends[sample_rows] - 1, np.asarray(on_device, dtype=np.int64)]
+        [
+            slot_ids,
+            lengths,
+            row_of,
+            offsets,
+            ids,
+            ends[sample_rows] - 1,
+            np.asarray(on_device, dtype=np.int64),
+        ]
     )
     device = slots.pages.device
     host = torch.from_numpy(packed)
     if device.type == "cuda":
         host = host.pin_memory()
-    parts = host.to(device, non_blocking=True).split(
-        [count, count, total, total, total, len(sample_rows), len(on_device)]
-    )
+    sizes = [count, count, total, total, total, len(sample_rows), len(on_device)]
+    parts = torch.split(host.to(device, non_blocking=True), sizes)
     slot_t, length_t, row_t, offset_t, ids_t, sample_t, from_device = parts
     if on_device:
         # A row without host ids is one token long, so its token index is its end minus one.

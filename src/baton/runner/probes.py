@@ -18,7 +18,7 @@ class Probe:
     context: int
 
     def batch(
-        self, page_size: int, num_pages: int, device: torch.device
+        self, page_size: int, num_pages: int, vocab_size: int, device: torch.device
     ) -> tuple[torch.Tensor, ForwardBatch]:
         """Token ids [T] and a batch over existing pages; contents do not matter, only shapes."""
         total = self.context + self.chunk
@@ -27,7 +27,9 @@ class Probe:
         positions = torch.arange(self.context, total, device=device).repeat(self.seqs)
         row = torch.arange(self.seqs, device=device).repeat_interleave(self.chunk)
         slots = pages[row, positions // page_size] * page_size + positions % page_size
-        ids = (positions * 7 + row * 13 + 3) % 997  # any valid ids; varied so that experts spread
+        ids = (
+            positions * 7 + row * 13 + 3
+        ) % vocab_size  # any valid ids; varied so that experts spread
         return ids, ForwardBatch(
             query_lens=[self.chunk] * self.seqs,
             context_lens=[self.context] * self.seqs,

@@ -67,7 +67,10 @@ def _positions(logprobs: torch.Tensor, targets: list[int], top: int) -> list[Pos
     return [
         PositionLogprobs(
             TokenLogprob(token, value, rank),
-            [TokenLogprob(t, v, r + 1) for r, (t, v) in enumerate(zip(top_ids, top_values))],
+            [
+                TokenLogprob(t, v, r + 1)
+                for r, (t, v) in enumerate(zip(top_ids, top_values, strict=True))
+            ],
         )
         for token, value, rank, top_ids, top_values in columns
     ]

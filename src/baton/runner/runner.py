@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -22,8 +23,11 @@ from baton.core.step import Row, RowResult, StepPlan, StepResult
 from baton.runner.inputs import StepInputs, build_inputs
 from baton.runner.probes import Probe
 from baton.runner.prompt import prompt_rows
-from baton.runner.sampler import Sampled, Sampler
+from baton.runner.sampled import Sampled
+from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -31,7 +35,7 @@ class _Launched:
     """Everything a step left on the device, kept alive until it is collected."""
 
     plan: StepPlan
-    inputs: StepInputs | None
+    inputs: StepInputs
     sampled: Sampled | None
     prompt: dict[int, list[PositionLogprobs]]
     scores: dict[int, torch.Tensor]
@@ -89,7 +93,7 @@ class Runner:
         if launched.done is not None:
             launched.done.synchronize()
         results = [RowResult() for _ in launched.plan.rows]
-        if launched.inputs is not None and launched.sampled is not None:
+        if launched.sampled is not None:
             for row, result in zip(
                 launched.inputs.sample_rows, launched.sampled.to_host(), strict=True
             ):
@@ -112,10 +116,10 @@ class Runner:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, work: Callable[[], object]) -> Future:  # type: ignore[type-arg]
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         if self._thread is not None:
             return self._thread.submit(work)
-        future: Future[object] = Future()
+        future: Future[T] = Future()
         try:
             future.set_result(work())
         except Exception as error:
@@ -130,8 +134,13 @@ class Runner:
         self.slots.apply(plan)
         for admit in plan.admit:
             self.sampler.admit(admit)
-        if not plan.rows:
-            return _Launched(plan, None, None, {}, {}, begin, time.perf_counter(), None)
+        try:
+            return self._step(plan, begin)
+        except Exception:
+            self.slots.void(plan)
+            raise
+
+    def _step(self, plan: StepPlan, begin: float) -> _Launched:
         inputs = build_inputs(plan, self.slots, self.config.page_size)
         hidden = self._forward(inputs.ids, inputs.batch)
         self.slots.computed[inputs.slots] += inputs.lengths
@@ -139,7 +148,7 @@ class Runner:
         prompt, scores = prompt_rows(plan.rows, hidden, self.model.logits)
         done = None
         if self.device.type == "cuda":
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return _Launched(plan, inputs, sampled, prompt, scores, begin, time.perf_counter(), done)
 
@@ -147,7 +156,7 @@ class Runner:
         return self.model.forward(ids, self.model.plan(batch, self.views))
 
     def _sample(self, rows: list[Row], inputs: StepInputs, hidden: torch.Tensor) -> Sampled:
-        logits = self.model.logits(hidden[inputs.sample_index])
+        logits = self.model.logits(hidden[inputs.sample_index]).float()
         slots = [rows[i].slot for i in inputs.sample_rows]
         sampled = self.sampler.sample(logits, slots)
         index = inputs.slots
@@ -158,7 +167,9 @@ class Runner:
 
     @torch.inference_mode()
     def _probe(self, probe: Probe) -> float:
-        ids, batch = probe.batch(self.config.page_size, self.config.num_pages, self.device)
+        ids, batch = probe.batch(
+            self.config.page_size, self.config.num_pages, self.config.model.vocab_size, self.device
+        )
         begin = time.perf_counter()
         hidden = self._forward(ids, batch)
         self.model.logits(hidden[-len(batch.query_lens) :])

@@ -184,11 +184,10 @@ class Sampler:
         x = ops.temper(x, maximum, floats[:, _TEMPERATURE])
         if batch.min_p:
             ops.filter_min_p(x, floats[:, _LOG_MIN_P])
-        filtered = batch.widest_k > 0 or batch.nucleus
-        if filtered:
+        if batch.widest_k > 0 or batch.nucleus:
             top_k, top_p = ints[:, _TOP_K], floats[:, _TOP_P]
             ops.filter_top(x, top_k, top_p, batch.widest_k, batch.nucleus, batch.open_nucleus)
-        return ops.draw(x, keys, sparse=filtered or batch.min_p)
+        return ops.draw(x, keys)
 
     def _sampled(
         self, tokens: Tensor, bad: Tensor, values: ops.TokenLogprobs | None, batch: _Batch

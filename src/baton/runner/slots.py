@@ -76,3 +76,12 @@ class Slots:
         if self.debug:
             self.fresh[slots] = True
         self.last_token[slots] = tokens
+
+    def void(self, plan: StepPlan) -> None:
+        """Leave the slots of a step that failed as if it had run, with id 0 for its samples: its
+        requests are lost, but the step behind it, already planned, must find what it expects."""
+        for row in plan.rows:
+            self.computed[row.slot] = row.start + row.length
+            if row.sample:
+                self.last_token[row.slot] = 0
+                self.fresh[row.slot] = True

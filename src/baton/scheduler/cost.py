@@ -114,11 +114,13 @@ class BytesModel:
 
     def chunk_within(self, limit: float, tokens: int, longest: int, context: int) -> float:
         """Largest chunk behind `context` that keeps a step which already has `tokens` and
-        `longest` within `limit` bytes; may be negative, or infinite."""
+        `longest` within `limit` bytes; 0 if none, infinite if there is no bound."""
         left = limit / self.scale - self.base - self.per_token * tokens
         # While the chunk ends below `longest` the workspace costs nothing more.
         left -= self.per_context_token * max(longest, context)
         free = max(0, longest - context)
+        if left < 0.0:
+            return 0.0
         if self.per_token and left < self.per_token * free:
             return left / self.per_token
         slope = self.per_token + self.per_context_token

@@ -14,44 +14,17 @@ Two invariants keep memory from filling with half-computed prompts:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from baton.config.engine import EngineConfig
-from baton.core.step import Admit, Row
-from baton.kv.manager import KVManager
+from baton.kv.manager import KVManager, Match
 from baton.scheduler.budget import Budget, Share
-from baton.scheduler.cost import CostModel, Features, pairs
+from baton.scheduler.cost import CostModel
+from baton.scheduler.draft import NONE, Draft
 from baton.scheduler.queue import NUM_LANES, Queue
 from baton.scheduler.state import Seats, Sequence, Status
 
 #: A request that did not fit for this many plans lets nobody else in until it does.
 PATIENCE = 256
-#: Shared by the many rows that bring neither ids nor pages. Never written to.
-_NONE: list[int] = []
-
-
-@dataclass(slots=True)
-class Draft:
-    """Rows chosen so far for one step, with their sequences and what the cost model sees."""
-
-    sequences: list[Sequence] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    admit: list[Admit] = field(default_factory=list)
-    decodes: int = 0
-    tokens: int = 0
-    pairs: float = 0.0
-    context: int = 0
-    longest: int = 0
-    #: running sequences with tokens left to send by id, before and after this step
-    partial: list[Sequence] = field(default_factory=list)
-    #: a running request lacked pages; `promised` are those on their way to such requests
-    starved: bool = False
-    promised: int = 0
-
-    @property
-    def features(self) -> Features:
-        """The draft as the cost model sees it."""
-        return Features(self.tokens, self.pairs, self.context, len(self.rows))
 
 
 class Planner:
@@ -81,51 +54,23 @@ class Planner:
     def _decodes(self, draft: Draft) -> list[Sequence]:
         """Plan one token for each running decode; returns the sequences that still prefill."""
         partial, needy = [], []
-        rows, sequences = draft.rows, draft.sequences
-        context = longest = 0
         for sequence in self._seats.running.values():
-            start = sequence.computed
-            if start < sequence.prefill_end:
+            if sequence.computed < sequence.prefill_end:
                 partial.append(sequence)
-                continue
-            if start + 1 >= sequence.limit:
+            elif sequence.computed + 1 >= sequence.limit:
                 continue  # its last token is on its way
-            if start == sequence.capacity:
+            elif sequence.computed == sequence.capacity:
                 needy.append(sequence)
-                continue
-            rows.append(Row(sequence.slot, start, 1, _NONE, _NONE, True))
-            sequences.append(sequence)
-            sequence.computed = start + 1
-            sequence.placeholders += 1
-            sequence.in_flight += 1
-            context += start
-            if start > longest:
-                longest = start
-        draft.decodes = draft.tokens = len(rows)
-        draft.context, draft.longest = context, longest + 1
-        if needy:
-            self._needy(draft, needy)
-        return partial
-
-    def _needy(self, draft: Draft, needy: list[Sequence]) -> None:
-        """Plan the decodes whose next token starts a page, best rank first: a worse one must not
-        take the page that a better one then preempts somebody for."""
+            else:
+                draft.decode(sequence, NONE)
+        # Best rank first: a worse one must not take the page that a better one then preempts for.
         for sequence in sorted(needy, key=lambda sequence: sequence.rank):
-            start = sequence.computed
             if sequence.status is not Status.RUNNING:  # preempted by one before it
                 continue
-            pages = self._grow(draft, sequence, start + 1)
-            if pages is None:
-                continue
-            draft.rows.append(Row(sequence.slot, start, 1, _NONE, pages, True))
-            draft.sequences.append(sequence)
-            sequence.computed = start + 1
-            sequence.placeholders += 1
-            sequence.in_flight += 1
-            draft.decodes += 1
-            draft.tokens += 1
-            draft.context += start
-            draft.longest = max(draft.longest, start + 1)
+            pages = self._grow(draft, sequence, sequence.computed + 1)
+            if pages is not None:
+                draft.decode(sequence, pages)
+        return partial
 
     def _grow(self, draft: Draft, sequence: Sequence, num_tokens: int) -> list[int] | None:
         """Pages for a running sequence, preempting worse ones if there is no other way. None:
@@ -134,10 +79,9 @@ class Planner:
         while (pages := kv.grow(sequence.kv, num_tokens)) is None:
             need = kv.pages_for(num_tokens) - len(sequence.kv.pages)
             victim = None
-            if kv.available + seats.returning() - draft.promised < need:
+            if kv.available + seats.returning() < need:
                 victim = seats.worst(below=sequence)
             if victim is None:
-                draft.promised += need
                 draft.starved = True
                 return None
             self._preempt(victim)
@@ -152,8 +96,16 @@ class Planner:
     def requeue(self, sequence: Sequence) -> None:
         """Let a preempted sequence, which holds nothing any more, wait for its next turn."""
         sequence.status = Status.WAITING
-        hit = self._kv.match(sequence.kv, sequence.tokens).pages if sequence.cacheable else 0
-        self._queue.push(sequence, len(sequence.tokens) - hit * self._kv.page_size)
+        self._queue.push(sequence, self.uncached(sequence))
+
+    def uncached(self, sequence: Sequence) -> int:
+        """Tokens a sequence without pages would have to compute now."""
+        return len(sequence.tokens) - len(self._match(sequence).pages) * self._kv.page_size
+
+    def _match(self, sequence: Sequence) -> Match:
+        if sequence.cacheable:
+            return self._kv.match(sequence.kv, sequence.tokens)
+        return Match([], 0)
 
     # Prefills ----------------------------------------------------------------------------------
 
@@ -170,8 +122,7 @@ class Planner:
         for position, lane in enumerate(order):
             before = budget.chunks
             share = budget.share(len(order), len(order) - position - 1)
-            whole = self._continue(draft, budget, share, lanes[lane])
-            if whole:
+            if self._continue(draft, budget, share, lanes[lane]):
                 self._start(draft, budget, share, lane, blocker)
             served = budget.chunks > before
             self._skipped[lane] = 0 if served else self._skipped[lane] + 1
@@ -195,7 +146,6 @@ class Planner:
         self, draft: Draft, budget: Budget, share: Share, partial: list[Sequence]
     ) -> bool:
         """Advance a lane's partly computed prompts; True if each got all it needs."""
-        whole = True
         for sequence in partial:
             if sequence.status is not Status.RUNNING:  # preempted since
                 continue
@@ -210,9 +160,11 @@ class Planner:
             pages = self._grow(draft, sequence, start + size)
             if pages is None:
                 return False
-            self._chunk(draft, budget, share, sequence, size, pages)
-            whole = whole and size == remaining
-        return whole
+            budget.spend(start, size, share)
+            draft.chunk(sequence, size, pages)
+            if size < remaining:
+                return False
+        return True
 
     def _start(
         self, draft: Draft, budget: Budget, share: Share, lane: int, blocker: Sequence | None
@@ -222,27 +174,30 @@ class Planner:
             sequence = self._queue.head(lane)
             if sequence is None or (blocker is not None and sequence is not blocker):
                 return
-            if budget.chunk(0, self._kv.page_size, share) <= 0:
+            if budget.chunk(0, min(self._kv.page_size, sequence.uncached), share) <= 0:
                 return
-            if not self._fits(draft, sequence):
+            match = self._fits(draft, sequence)
+            if match is None:
                 return
-            tokens = sequence.tokens
-            hit = self._kv.lookup(sequence.kv, tokens) if sequence.cacheable else 0
-            remaining = len(tokens) - hit
+            hit = self._kv.hold(sequence.kv, match)
+            remaining = len(sequence.tokens) - hit
             size = budget.chunk(hit, remaining, share)
             if size <= 0 or self._kv.grow(sequence.kv, hit + size) is None:
                 self._kv.release(sequence.kv)
                 return
-            self._admit(draft, sequence, hit)
-            self._chunk(draft, budget, share, sequence, size, list(sequence.kv.pages))
+            self._queue.remove(sequence)
+            self._seats.take(sequence, hit)
+            draft.enter(sequence)
+            budget.spend(hit, size, share)
+            draft.chunk(sequence, size, list(sequence.kv.pages))
             if size < remaining:
                 draft.partial.append(sequence)
                 return
             blocker = None if sequence is blocker else blocker
 
-    def _fits(self, draft: Draft, sequence: Sequence) -> bool:
-        """Whether the whole prompt fits beside what running requests need: the rest of prompts
-        that are partly computed, and one page for each to decode into."""
+    def _fits(self, draft: Draft, sequence: Sequence) -> Match | None:
+        """What a waiting sequence can share, if its whole prompt fits beside what running
+        requests need: the rest of partly computed prompts, and a page for each to decode into."""
         kv, running = self._kv, self._seats.running
         reserved = min(len(running), kv.num_pages // 16)
         for other in draft.partial:
@@ -252,68 +207,12 @@ class Planner:
         alone = not running and not self._seats.leaving
         if not alone and available <= sequence.refused_at:
             sequence.bypassed += 1
-            return False
-        hit = kv.match(sequence.kv, sequence.tokens) if sequence.cacheable else None
+            return None
+        match = self._match(sequence)
         need = kv.pages_for(min(len(sequence.tokens) + 1, sequence.limit - 1))
-        if hit is not None:
-            need -= hit.pages - hit.idle
+        need -= len(match.pages) - match.idle
         if available >= need or alone:
-            return True
+            return match
         sequence.refused_at = available
         sequence.bypassed += 1
-        return False
-
-    def _admit(self, draft: Draft, sequence: Sequence, hit: int) -> None:
-        """Move a sequence from the queue to a slot; `hit` tokens are in its first pages."""
-        self._queue.remove(sequence)
-        self._seats.take(sequence)
-        sequence.computed = hit
-        sequence.capacity = len(sequence.kv.pages) * self._kv.page_size
-        sequence.prefill_end = len(sequence.tokens)
-        sampling = sequence.request.sampling
-        draft.admit.append(
-            Admit(
-                slot=sequence.slot,
-                sampling=sampling,
-                seed=sequence.seed,
-                num_prompt=sequence.num_prompt,
-                num_output=len(sequence.tokens) - sequence.num_prompt,
-                tokens=list(sequence.tokens) if sampling.penalised else _NONE,
-                stop_ids=sorted(sequence.stops) if sampling.min_tokens else _NONE,
-            )
-        )
-
-    def _chunk(
-        self,
-        draft: Draft,
-        budget: Budget,
-        share: Share,
-        sequence: Sequence,
-        size: int,
-        grown: list[int],
-    ) -> None:
-        """Plan tokens `[computed, computed + size)` of a prompt."""
-        start, end = sequence.computed, sequence.computed + size
-        budget.spend(start, size, share)
-        tokens = sequence.tokens
-        last = end == sequence.prefill_end
-        wants = sequence.prompt_logprobs is not None
-        top = sequence.request.sampling.prompt_logprobs if wants else None
-        row = Row(
-            slot=sequence.slot,
-            start=start,
-            length=size,
-            tokens=tokens[start:end],
-            pages=grown,
-            sample=last,
-            score=sequence.request.score,
-            prompt_logprobs=-1 if top is None else top,
-            next_token=tokens[end] if end < len(tokens) else -1,
-        )
-        draft.rows.append(row)
-        draft.sequences.append(sequence)
-        draft.tokens += size
-        draft.pairs += pairs(size, start)
-        sequence.computed = end
-        sequence.in_flight += 1
-        sequence.placeholders += last
+        return None

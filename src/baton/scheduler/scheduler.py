@@ -22,7 +22,8 @@ from baton.core.step import RowResult, StepPlan, StepResult
 from baton.kv.manager import KVManager
 from baton.scheduler.admission import Admission
 from baton.scheduler.cost import CostModel
-from baton.scheduler.planner import Draft, Planner
+from baton.scheduler.draft import Draft
+from baton.scheduler.planner import Planner
 from baton.scheduler.queue import Queue
 from baton.scheduler.state import Seats, Sequence, Status
 
@@ -50,7 +51,7 @@ class Scheduler:
         self._queue = Queue()
         self._planner = Planner(config, kv, cost, self._seats, self._queue)
         self._admission = Admission(config, kv, self._queue)
-        self._config, self._kv, self._cost, self._clock = config, kv, cost, clock
+        self._config, self.kv, self._cost, self._clock = config, kv, cost, clock
         self._in_flight: deque[tuple[int, Draft]] = deque()
         self._stats = EngineStats(kv_pages_total=kv.num_pages)
         self._seeds = random.Random(config.seed)
@@ -68,18 +69,18 @@ class Scheduler:
         """
         try:
             sequence = self._sequence(request)
-            hit = self._hit_tokens(sequence)
-            self._admission.make_room(len(request.prompt) - hit)
+            uncached = self._planner.uncached(sequence)
+            self._admission.make_room(uncached)
         except Exception:
             self._stats.rejected += 1
             raise
-        self._queue.push(sequence, len(request.prompt) - hit)
+        self._queue.push(sequence, uncached)
         self._next_order += 1
         self._stats.prompt_tokens += len(request.prompt)
 
     def abort(self, request_id: str) -> None:
         """Drop a request, with no further output for it. Unknown ids are ignored."""
-        sequence = self._queue.get(request_id) or self._find_seated(request_id)
+        sequence = self._find(request_id)
         if sequence is None:
             return
         self._stats.aborted += 1
@@ -132,8 +133,8 @@ class Scheduler:
         stats = self._stats
         stats.running = len(self._seats.running)
         stats.waiting = len(self._queue)
-        stats.kv_pages_used = self._kv.used
-        stats.kv_pages_cached = self._kv.cached
+        stats.kv_pages_used = self.kv.used
+        stats.kv_pages_cached = self.kv.cached
         stats.preemptions = self._planner.preemptions
         return EngineStats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
 
@@ -142,7 +143,7 @@ class Scheduler:
         self._seats.check()
         self._queue.check()
         holders = list(self._seats.holders())
-        self._kv.check([sequence.kv for sequence in holders])
+        self.kv.check([sequence.kv for sequence in holders])
         rows = [sequence for _, draft in self._in_flight for sequence in draft.sequences]
         for sequence in holders:
             assert sequence.in_flight == rows.count(sequence), "rows in flight differ"
@@ -157,8 +158,9 @@ class Scheduler:
     # Details ------------------------------------------------------------------------------------
 
     def _sequence(self, request: Request) -> Sequence:
-        if self._queue.get(request.request_id) or request.request_id in self._seats.running:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        name = request.request_id
+        if self._find(name) is not None:
+            raise RequestError(f"request id {name!r} is in use", param="request_id")
         limit = self._admission.limit(request)
         sampling = request.sampling
         # Drawn even if the user gave one, so that one request's options never change another's.
@@ -172,20 +174,16 @@ class Scheduler:
             limit=limit,
             seed=drawn if sampling.seed is None else sampling.seed,
             stops=stops if sampling.ignore_eos else stops | self._eos,
-            kv=self._kv.open(request.cache_salt),
+            kv=self.kv.open(request.cache_salt),
             timing=Timing(arrival=request.arrival),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )
 
-    def _hit_tokens(self, sequence: Sequence) -> int:
-        if not sequence.cacheable:
-            return 0
-        return self._kv.match(sequence.kv, sequence.tokens).pages * self._kv.page_size
-
-    def _find_seated(self, request_id: str) -> Sequence | None:
-        running = self._seats.running.get(request_id)
-        if running is not None:
-            return running
+    def _find(self, request_id: str) -> Sequence | None:
+        """The sequence of a request that has not ended."""
+        found = self._queue.get(request_id) or self._seats.running.get(request_id)
+        if found is not None:
+            return found
         for sequence in self._seats.leaving.values():
             if sequence.request.request_id == request_id and sequence.status is Status.LEAVING:
                 return sequence
@@ -225,8 +223,8 @@ class Scheduler:
         if row.sample:
             sequence.tokens.append(result.token)
         computed = row.start + row.length
-        if computed // self._kv.page_size > sequence.kv.sealed:
-            self._kv.seal(sequence.kv, sequence.tokens, computed)
+        if computed // self.kv.page_size > sequence.kv.sealed:
+            self.kv.seal(sequence.kv, sequence.tokens, computed)
         if sequence.prompt_logprobs is not None and result.prompt_logprobs is not None:
             sequence.prompt_logprobs.extend(result.prompt_logprobs)
         if row.sample:

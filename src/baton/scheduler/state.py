@@ -100,10 +100,14 @@ class Seats:
     def __post_init__(self) -> None:
         self.free = list(range(self.num_slots - 1, -1, -1))
 
-    def take(self, sequence: Sequence) -> None:
-        """Give a waiting sequence a slot; its KV starts with what it holds."""
+    def take(self, sequence: Sequence, hit: int) -> None:
+        """Give a waiting sequence a slot. It holds its first pages, and `hit` tokens in them need
+        no computing."""
         sequence.slot = self.free.pop()
         sequence.status = Status.RUNNING
+        sequence.computed = hit
+        sequence.capacity = len(sequence.kv.pages) * self.kv.page_size
+        sequence.prefill_end = len(sequence.tokens)
         self.running[sequence.request.request_id] = sequence
 
     def leave(self, sequence: Sequence, status: Status) -> bool:

@@ -34,7 +34,6 @@ class Context(Generic[R]):
     job: Job
     request_id: str
     model: str
-    fingerprint: str
 
     def head(self, kind: str) -> dict[str, Any]:
         """The fields that every answer and chunk starts with."""
@@ -43,7 +42,7 @@ class Context(Generic[R]):
             "object": kind,
             "created": self.job.created,
             "model": self.model,
-            "system_fingerprint": self.fingerprint,
+            "system_fingerprint": self.state.fingerprint[:16],
         }
 
 
@@ -109,17 +108,15 @@ async def accept(
 ) -> Context[R]:
     """Check limits and submit. `fields`: names of the prompt field and of the limit field."""
     state = state_of(request)
-    check_sampling(sampling, engine.config.model.vocab_size, fields[1])
-    check_length(prompts, sampling, engine.config.max_model_len, *fields)
+    check_sampling(sampling, engine.info.vocab_size, fields[1])
+    check_length(prompts, sampling, engine.info.max_model_len, *fields)
     priority = body.priority or 0
     if abs(priority) > _INT32:
         raise RequestError(f"priority must be in [-{_INT32}, {_INT32}]", param="priority")
     request_id = f"{prefix}-{uuid.uuid4().hex}"
     job = Job(state, prompts, sampling.n)
     await job.submit(engine, sampling, request_id, priority, body.cache_salt or "")
-    return Context(
-        state, body, job, request_id, state.model(body.model), engine.fingerprint.digest[:16]
-    )
+    return Context(state, body, job, request_id, state.model(body.model))
 
 
 async def respond(

@@ -116,15 +116,16 @@ class _Session:
                 engine = starting.result()
                 self._ready(engine)
                 await _first(stopping, http)
-            if engine is not None and not http.done():
+            if http.done():
+                http.result()
+            if engine is not None:
                 await self._drain(engine)
         finally:
-            if engine is None:
-                await _cancel(starting)
-            else:
-                await _within(engine.stop(), 10.0)
             await _cancel(stopping)
-            await self._http.close(http)
+            await _cancel(starting)
+            if engine is not None:
+                await _within(engine.stop(), 2.0 if self._forced.is_set() else 10.0)
+            await self._http.close(http, force=self._forced.is_set())
         return self._code
 
     def _ready(self, engine: EngineClient) -> None:
@@ -133,7 +134,7 @@ class _Session:
             "ready on %s  model %s  fingerprint %s",
             self._http.url,
             ", ".join(self._state.model_names),
-            engine.fingerprint.digest[:16],
+            self._state.fingerprint[:16],
         )
 
     def _on_signal(self, number: int) -> None:

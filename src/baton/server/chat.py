@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from baton.core.request import Completion, Output, PositionLogprobs
 from baton.server.answer import Context, accept, output_fields, read_body, respond
 from baton.server.generate import Choice
-from baton.server.prompts import Prompt, chat_ids, tokenizer_of
 from baton.server.parse import openapi_body, parse
+from baton.server.prompts import Prompt, chat_ids, tokenizer_of
 from baton.server.schemas import ChatRequest
 from baton.server.state import state_of
 from baton.server.tokens import chat_logprobs, prompt_logprobs

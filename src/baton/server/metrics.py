@@ -7,11 +7,12 @@ each scrape. Everything runs on the event loop, so the hot path takes no locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -28,13 +29,10 @@ from baton.core.request import Output
 from baton.core.stats import EngineStats
 from baton.server.protocol import EngineClient
 
-if TYPE_CHECKING:
-    from prometheus_client.samples import Exemplar
-
-_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-_FIRST = (*_FIRST, 20, 40, 80, 160, 640, 2560)
-_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-_TOKEN = (*_TOKEN, 2.5, 5, 7.5, 10, 20, 40, 80)
+_FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_FIRST += (1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_TOKEN: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+_TOKEN += (0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 _COUNTERS = {
@@ -68,7 +66,7 @@ class Histogram:
 
     def family(self, model: str) -> Metric:
         """The histogram as Prometheus sees it."""
-        buckets: list[tuple[str, float] | tuple[str, float, Exemplar | None]] = []
+        buckets: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip((*map(float, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -108,10 +106,8 @@ class Metrics(Collector):
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """Body and content type; an engine that does not answer leaves its last numbers."""
         if self._engine is not None:
-            try:
+            with contextlib.suppress(BatonError, TimeoutError):
                 self._stats = await asyncio.wait_for(self._engine.stats(), 2.0)
-            except (BatonError, TimeoutError):
-                pass
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 
@@ -145,8 +141,11 @@ class Metrics(Collector):
         return gauge
 
     def _finished(self) -> Metric:
-        labels = ["model_name", "finished_reason"]
-        family = CounterMetricFamily("baton:request_success", "Answers by how they ended", labels)
+        family = CounterMetricFamily(
+            "baton:request_success",
+            "Answers by how they ended",
+            labels=["model_name", "finished_reason"],
+        )
         for reason in sorted({"stop", "length", "abort", "error"} | self.finished.keys()):
             family.add_metric([self._model, reason], self.finished[reason])
         return family

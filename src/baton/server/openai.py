@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from baton.core.errors import RequestError
 from baton.server.answer import read_body
-from baton.server.prompts import chat_ids, check_ids, encode, tokenizer_of
 from baton.server.parse import openapi_body, parse
+from baton.server.prompts import chat_ids, check_ids, encode, tokenizer_of
 from baton.server.schemas import DetokenizeRequest, TokenizeRequest
 from baton.server.state import ServerState, state_of
 
@@ -41,8 +41,8 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "owned_by": "baton",
         "root": state.model_names[0],
         "parent": None,
-        "max_model_len": engine.config.max_model_len,
-        "fingerprint": engine.fingerprint.digest,
+        "max_model_len": engine.info.max_model_len,
+        "fingerprint": state.fingerprint,
     }
 
 
@@ -81,7 +81,7 @@ async def tokenize(request: Request) -> Response:
     return _json(
         {
             "count": len(ids),
-            "max_model_len": engine.config.max_model_len,
+            "max_model_len": engine.info.max_model_len,
             "tokens": ids,
             "token_strs": strings,
         }
@@ -95,17 +95,18 @@ async def detokenize(request: Request) -> Response:
     body = parse(DetokenizeRequest, await read_body(request, state.options.max_body_bytes))
     engine = state.loaded_engine()
     state.model(body.model)
-    ids = check_ids(body.tokens, engine.config.model.vocab_size, "tokens")
+    ids = check_ids(body.tokens, engine.info.vocab_size, "tokens")
     return _json({"prompt": tokenizer_of(engine).decode(ids, skip_special=False)})
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 when requests are taken, 503 with the reason otherwise."""
-    status = state_of(request).status
-    if status == "ready":
+    state = state_of(request)
+    if state.status == "ready":
         return _json({"status": "ready"})
-    return _json({"status": "unavailable", "reason": status}, 503, {"Retry-After": "1"})
+    answer = {"status": state.status, "reason": state.reason}
+    return _json(answer, 503, {"Retry-After": "1"})
 
 
 @router.get("/health/live")

@@ -71,13 +71,15 @@ class HttpServer:
             timeout_keep_alive=75,
             timeout_graceful_shutdown=3,
         )
+        if options.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         self._server = _Uvicorn(config)
 
     async def run(self) -> None:
         """Serve until `close()`."""
         await self._server.serve(sockets=[self._socket])
 
-    async def close(self, running: asyncio.Task[None]) -> None:
-        """Close idle connections, give answers in progress a moment, then return."""
-        self._server.should_exit = True
+    async def close(self, running: asyncio.Task[None], *, force: bool = False) -> None:
+        """Close idle connections, give answers in progress a moment (or not), then return."""
+        self._server.should_exit, self._server.force_exit = True, force
         await asyncio.wait({running}, timeout=5.0)

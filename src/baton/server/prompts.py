@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import jinja2
-
 from baton.core.errors import RequestError
 from baton.core.sampling import SamplingParams
 from baton.server.protocol import EngineClient, Tokenizer
@@ -16,11 +14,10 @@ from baton.server.schemas import ChatMessage, TemplateFields
 
 T = TypeVar("T")
 _INLINE = 4096  # characters encoded on the event loop; longer texts go to a thread
-_RESERVED = frozenset(
-    "conversation messages tools documents chat_template add_generation_prompt tokenize padding "
-    "truncation max_length return_tensors return_dict return_assistant_tokens_mask "
-    "tokenizer_kwargs continue_final_message".split()
-)
+_RESERVED = frozenset({"self", "conversation", "messages", "tools", "documents", "chat_template"})
+_RESERVED |= {"add_generation_prompt", "continue_final_message", "tokenize", "padding"}
+_RESERVED |= {"truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
+_RESERVED |= {"return_assistant_tokens_mask"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ async def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> list[
 
 async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
     """The prompts in `prompt`: a string, strings, ids, or lists of ids."""
-    vocab = engine.config.model.vocab_size
+    vocab = engine.info.vocab_size
     if isinstance(value, str):
         return [await _text_prompt(engine, value, special)]
     if isinstance(value, list) and value:
@@ -80,12 +77,9 @@ async def chat_ids(
     tokenizer: Tokenizer, messages: Sequence[ChatMessage], fields: TemplateFields
 ) -> list[int]:
     """Token ids of a conversation under the model's chat template."""
-    if fields.chat_template is not None:
-        raise RequestError(
-            "chat_template in a request is not supported: templates come with the model",
-            param="chat_template",
-            code="unsupported",
-        )
+    for name in ("chat_template", "continue_final_message"):
+        if getattr(fields, name):
+            raise RequestError(f"{name} is not supported", param=name, code="unsupported")
     if tokenizer.chat_template is None:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages")
     if not messages:
@@ -98,24 +92,10 @@ async def chat_ids(
         )
     if fields.reasoning_effort is not None:
         more.setdefault("reasoning_effort", fields.reasoning_effort)
-    generate = not fields.continue_final_message
-    if not generate:
-        more["continue_final_message"] = True
-    if fields.add_generation_prompt is not None:
-        generate = fields.add_generation_prompt
-    if generate and fields.continue_final_message:
-        raise RequestError(
-            "add_generation_prompt and continue_final_message exclude one another",
-            param="continue_final_message",
-        )
+    generate = fields.add_generation_prompt is not False
     turns = [message.plain(i) for i, message in enumerate(messages)]
     size = sum(len(turn["content"] or "") for turn in turns)
-    try:
-        return await _off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
-        raise RequestError(
-            f"the chat template refuses these messages: {error}", param="messages"
-        ) from None
+    return await _off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
 
 
 def check_length(

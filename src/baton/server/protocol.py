@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Literal, Protocol
 
-from baton.config.engine import EngineConfig
 from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
@@ -38,9 +37,12 @@ class Tokenizer(Protocol):
 
     def token(self, token_id: int) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
     def chat(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Ids of a conversation; RequestError when the template refuses it."""
 
 
 class Fingerprint(Protocol):
@@ -50,11 +52,24 @@ class Fingerprint(Protocol):
     def digest(self) -> str: ...
 
 
+class EngineInfo(Protocol):
+    """Facts about the engine; lengths in tokens."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
 class EngineClient(Protocol):
     """The engine as the server sees it."""
 
     @property
-    def config(self) -> EngineConfig: ...
+    def info(self) -> EngineInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
@@ -64,6 +79,10 @@ class EngineClient(Protocol):
 
     @property
     def state(self) -> EngineState: ...
+
+    @property
+    def reason(self) -> str:
+        """Why no requests are taken, for people; empty when the engine is ready."""
 
     async def submit(
         self,

@@ -117,11 +117,9 @@ class GenerationRequest(BaseModel):
         return SamplingParams(max_tokens=max_tokens, stop=_stop(self.stop), **values)
 
 
-_SAMPLING = (
-    "n temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed "
-    "stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens min_tokens "
-    "prompt_logprobs"
-).split()
+_SAMPLING: tuple[str, ...] = ("n", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
+_SAMPLING += ("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids")
+_SAMPLING += ("include_stop_str_in_output", "skip_special_tokens", "min_tokens", "prompt_logprobs")
 
 
 class CompletionRequest(GenerationRequest):

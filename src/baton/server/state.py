@@ -32,12 +32,14 @@ class ServerState:
         self.metrics = Metrics()
         self.engine: EngineClient | None = None
         self.token_text = TokenText(None)
+        self.fingerprint = ""
         if engine is not None:
             self.attach(engine)
 
     def attach(self, engine: EngineClient) -> None:
         """The engine is ready: serve it."""
         self.engine = engine
+        self.fingerprint = engine.fingerprint.digest
         self.token_text = TokenText(engine.tokenizer)
         self.metrics.attach(engine, self.model_names[0])
 
@@ -46,7 +48,7 @@ class ServerState:
         """Names clients may use; the first is the one reported."""
         if self.options.served_model_name:
             return self.options.served_model_name
-        return (self.engine.config.model_path,) if self.engine else ("",)
+        return (self.engine.info.model,) if self.engine else ("",)
 
     @property
     def status(self) -> str:
@@ -55,16 +57,23 @@ class ServerState:
             return "draining"
         return self.engine.state if self.engine else "starting"
 
+    @property
+    def reason(self) -> str:
+        """Why requests are refused, for people."""
+        if self.draining:
+            return "the server is shutting down"
+        return self.engine.reason if self.engine else "the engine is starting"
+
     def ready_engine(self) -> EngineClient:
         """The engine, or Unavailable with the reason."""
         if self.engine is None or self.status != "ready":
-            raise Unavailable(f"the server cannot take requests: engine is {self.status}")
+            raise Unavailable(f"no requests are taken now: {self.reason}")
         return self.engine
 
     def loaded_engine(self) -> EngineClient:
         """The engine in whatever state, for questions that need no generation."""
         if self.engine is None:
-            raise Unavailable("the server cannot take requests: engine is starting")
+            raise Unavailable(f"no requests are taken now: {self.reason}")
         return self.engine
 
     def model(self, name: str | None) -> str:

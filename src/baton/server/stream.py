@@ -58,7 +58,8 @@ class EventStream(Response):
         keepalive: float,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(None, headers={"Cache-Control": "no-cache", **headers})
+        fixed = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(None, headers=fixed | headers)
         del self.headers["content-length"]
         self._events, self._close, self._keepalive = events, close, keepalive
         self._sent = time.monotonic()

@@ -27,6 +27,12 @@ class TokenText:
             text = self._known[token_id] = self._tokenizer.token(token_id)
         return text
 
+    def bytes(self, token_id: int) -> list[int] | None:
+        """Bytes of a token: clients join them where a character spans tokens."""
+        if self._tokenizer is None:
+            return None
+        return list(self._tokenizer.token_bytes(token_id))
+
 
 def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
@@ -39,7 +45,10 @@ def completion_logprobs(
 
     A position of None (the first of a prompt) has no log-probability.
     """
-    tokens, chosen, top, offsets = [], [], [], []
+    tokens: list[str] = []
+    chosen: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    offsets: list[int] = []
     for token_id, position in zip(ids, positions, strict=True):
         token = text(token_id, as_id)
         tokens.append(token)
@@ -66,8 +75,11 @@ def chat_logprobs(
     """`logprobs` of a chat choice."""
 
     def entry(token: TokenLogprob) -> dict[str, Any]:
-        piece = text(token.token_id, as_id)
-        return {"token": piece, "logprob": _finite(token), "bytes": list(piece.encode())}
+        return {
+            "token": text(token.token_id, as_id),
+            "logprob": _finite(token),
+            "bytes": text.bytes(token.token_id),
+        }
 
     return {
         "content": [

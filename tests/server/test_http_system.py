@@ -1,0 +1,182 @@
+"""Models, tokenize, health, version, API key, CORS, metrics, options."""
+
+from __future__ import annotations
+
+import logging
+
+import openai
+import pytest
+
+from baton.core.errors import ConfigError
+from baton.core.request import Completion, FinishReason, Output, Timing
+from baton.server.metrics import Histogram, Metrics, StreamMeter
+from baton.server.options import ServerOptions
+from baton.server.process import bind
+from helpers.fake_engine import FakeEngine, Script
+from helpers.serving import Running, running
+
+TEXT = "/v1/completions"
+
+
+def test_models(server: Running) -> None:
+    cards = server.client.models.list().data
+    assert [card.id for card in cards] == ["fake", "alias"]
+    extra = cards[0].model_extra
+    assert extra is not None
+    assert extra["max_model_len"] == 4096
+    assert extra["fingerprint"] == server.engine.fingerprint.digest
+    assert server.client.models.retrieve("alias").id == "alias"
+
+
+def test_tokenize_and_detokenize(server: Running) -> None:
+    answer = server.post("/tokenize", prompt="hé", return_token_strs=True).json()
+    assert answer["tokens"] == [256, 104, 195, 169]
+    assert (answer["count"], answer["max_model_len"]) == (4, 4096)
+    assert answer["token_strs"][:2] == ["<s>", "h"]
+    plain = server.post("/tokenize", prompt="h", add_special_tokens=False).json()
+    assert plain["tokens"] == [104]
+    assert plain["token_strs"] is None
+    chat = server.post("/tokenize", messages=[{"role": "user", "content": "x"}]).json()
+    assert chat["count"] == len("user: x\nassistant: ") + 1
+    assert server.post("/detokenize", tokens=[104, 105]).json() == {"prompt": "hi"}
+    assert server.post("/tokenize").status_code == 400
+    assert server.post("/detokenize", tokens="hi").json()["error"]["param"] == "tokens"
+
+
+def test_long_text_is_encoded_off_the_loop(server: Running) -> None:
+    assert server.post("/tokenize", prompt="x" * 100_000).json()["count"] == 100_001
+
+
+def test_health_version_and_openapi(server: Running) -> None:
+    assert server.http.get("/health").json() == {"status": "ready"}
+    assert server.http.get("/health/live").status_code == 200
+    assert "version" in server.http.get("/version").json()
+    paths = server.http.get("/openapi.json").json()["paths"]
+    schema = paths[TEXT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "prompt" in schema["properties"]
+    assert "$ref" not in str(schema)
+
+
+def test_api_key(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), running(api_key="s3cret") as server:
+        for path in ("/v1/models", "/metrics", "/version", "/openapi.json"):
+            assert server.http.get(path).status_code == 401
+        assert server.post(TEXT, prompt="x").json()["error"]["code"] == "invalid_api_key"
+        for value in ("Bearer wrong", "Bearer s3cret2", "s3cret", "Basic s3cret", "Bearer \xff"):
+            headers = {"Authorization": value.encode("latin-1")}
+            assert server.http.get("/v1/models", headers=headers).status_code == 401
+        assert server.http.get("/health").status_code == 200
+        assert server.http.get("/health/live").status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            server.client.models.list()
+        good = server.client.with_options(api_key="s3cret")
+        assert good.models.list().data
+    assert "s3cret" not in caplog.text
+    assert "s3cret" not in repr(ServerOptions(api_key="s3cret"))
+
+
+def test_cors() -> None:
+    with running(cors_origins=("https://app.example",), api_key="key") as server:
+        ask = {
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        answer = server.http.options(TEXT, headers=ask)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        refused = server.http.post(TEXT, headers={"Origin": "https://app.example"}, json={})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        other = server.http.options(TEXT, headers=ask | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_metrics() -> None:
+    engine = FakeEngine(script=Script(first_delay=0.03, token_delay=0.01))
+    engine.totals.prefix_queries, engine.totals.prefix_hits = 40, 30
+    engine.totals.kv_pages_used, engine.totals.preemptions = 25, 2
+    engine.totals.waiting = 3
+    with running(engine) as server:
+        server.post(TEXT, prompt="abc", max_tokens=5)
+        server.post(TEXT, prompt="abc", max_tokens=5, stop="b", stream=True)
+        engine.script.fail_after = 1
+        server.post(TEXT, prompt="abc", max_tokens=5)
+        server.post(TEXT, prompt=5)
+        server.http.get("/nowhere")
+        value = server.metric
+        assert value("request_success_total", finished_reason="length") == 1
+        assert value("request_success_total", finished_reason="stop") == 1
+        assert value("request_success_total", finished_reason="error") == 1
+        assert value("time_to_first_token_seconds_count") == 3
+        assert value("time_to_first_token_seconds_bucket", le="0.02") == 0
+        assert value("time_to_first_token_seconds_bucket", le="+Inf") == 3
+        assert value("inter_token_latency_seconds_count") == 5
+        assert 0.05 <= value("inter_token_latency_seconds_sum") < 1
+        assert value("request_time_per_output_token_seconds_count") == 2
+        assert value("e2e_request_latency_seconds_count", model_name="fake") == 2
+        assert value("request_queue_time_seconds_sum") >= 0.06
+        assert value("num_requests_running") == 0
+        assert value("num_requests_waiting") == 3
+        assert value("kv_cache_usage_perc") == 0.25
+        assert value("prefix_cache_queries_total") == 40
+        assert value("prefix_cache_hits_total") == 30
+        assert value("num_preemptions_total") == 2
+        assert value("prompt_tokens_total") == 12
+        assert value("generation_tokens_total") == 8
+        assert value("engine_ready") == 1
+        assert value("http_requests_total", path=TEXT, status="200") == 2
+        assert value("http_requests_total", path=TEXT, status="400") == 1
+        assert value("http_requests_total", path="other", status="404") == 1
+        openmetrics = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        assert server.http.get("/metrics", headers=openmetrics).text.endswith("# EOF\n")
+
+
+def test_meter_counts_tokens_of_a_delta() -> None:
+    metrics = Metrics()
+    meter = StreamMeter(metrics, 0.0)
+    for tokens, finish in (([1], None), ([2, 3, 4], None), ([5], FinishReason.STOP)):
+        completion = Completion(index=0, text="", token_ids=tokens, finish_reason=finish)
+        output = Output(
+            request_id="r",
+            prompt_token_ids=[],
+            completions=[completion],
+            finished=finish is not None,
+            timing=Timing(1.0, 3.0, 4.0, 5.0),
+        )
+        meter.update(output)
+    assert sum(metrics.between_tokens.counts) == 4
+    assert sum(metrics.per_token.counts) == 1
+    assert metrics.queue.sum == 2.0
+
+
+def test_histogram_bounds_are_inclusive() -> None:
+    histogram = Histogram("x", "help", (1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": 70000},
+        {"port": -1},
+        {"max_body": "lots"},
+        {"max_body": "0"},
+        {"drain_timeout": "soon"},
+        {"api_key": ""},
+    ],
+)
+def test_options_that_cannot_be(options: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options)).split("_")[0] + "|cannot read"):
+        ServerOptions(**options)
+
+
+def test_busy_port_and_unknown_host() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: another program"):
+            bind("127.0.0.1", port)
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        bind("no such host", 0)
