@@ -185,22 +185,23 @@ def test_sigterm_drains(tiny: Callable[[str], str]) -> None:
 
 
 def test_real_trace_hits_what_an_lru_hits_on_paper(tiny: Callable[[str], str]) -> None:
-    """300 consecutive requests of a production trace, at 1/64 of their lengths."""
+    """600 consecutive requests of a production trace, at 1/64 of their lengths and 1/8 of their
+    time, on a pool that must evict."""
     if not TRACE.exists():
         pytest.skip("the Mooncake conversation trace is not beside this checkout")
-    requests = read_trace(TRACE, 300)
+    requests = read_trace(TRACE, 600)
     maker = PromptMaker(Fraction(1, 64), vocab=(3, 320))
-    jobs = list(make_jobs(requests, maker, time_scale=0.4, output_scale=Fraction(1, 64)))
-    pages = 1000
+    jobs = list(make_jobs(requests, maker, time_scale=1 / 8, output_scale=Fraction(1, 64)))
+    pages = 6000
     flags = [f for f in FLAGS if "pages" not in f and "model-len" not in f]
-    flags += [f"--num-kv-pages={pages}", "--block-size=16", "--max-model-len=2048"]
+    flags += [f"--num-kv-pages={pages}", "--block-size=8", "--max-model-len=2048"]
     with served(tiny("llama"), *flags) as server:
         results = asyncio.run(replay(jobs, Target(server.url), "tiny"))
     assert [r.error for r in results if r.error is not None] == []
     measured = sum(r.cached_tokens or 0 for r in results) / sum(r.prompt_tokens for r in results)
     generated = [r.output_tokens or 0 for r in results]
-    paper = paper_lru([job.prompt for job in jobs], 16, pages, generated)
-    endless = paper_lru([job.prompt for job in jobs], 16, None)
+    paper = paper_lru([job.prompt for job in jobs], 8, pages, generated)
+    endless = paper_lru([job.prompt for job in jobs], 8, None)
     assert paper.ratio < endless.ratio, "the pool must be small enough to evict"
     print(f"hit {measured:.1%}, on paper {paper.ratio:.1%}, endless {endless.ratio:.1%}")
     assert abs(measured - paper.ratio) <= 0.02
