@@ -54,7 +54,12 @@ class Rig:
     def start(self, config: EngineConfig) -> tuple[Scheduler, Runner]:
         """A new engine under `config`."""
         views = make_views(
-            self.model.kv_shapes, config.num_pages, config.page_size, "float64", "float64", "cpu"
+            self.model.kv_shapes,
+            config.num_pages + 1,
+            config.page_size,
+            "float64",
+            "float64",
+            "cpu",
         )
         kv = KVManager(
             config.num_pages, config.page_size, b"fuzz", config.prefix_caching, track_freed=True

@@ -49,6 +49,7 @@ def make_config(**changes: Any) -> EngineConfig:
         "tensor_parallel_size": 1,
         "device": "cpu",
         "attention_backend": "auto",
+        "enforce_eager": False,
         "threads": 1,
     }
     return EngineConfig(**(values | changes))

@@ -59,5 +59,6 @@ class EngineConfig:
     tensor_parallel_size: int
     device: str
     attention_backend: str
+    enforce_eager: bool
     threads: int
     decisions: tuple[Decision, ...] = ()

@@ -75,6 +75,7 @@ class DeviceOptions:
 
     device: Annotated[Literal["auto", "cpu", "cuda"], "device type"] = "auto"
     attention_backend: Annotated[str, 'auto, a name, or "prefill,decode" names'] = "auto"
+    enforce_eager: Annotated[bool, "run every step eagerly: no CUDA graphs"] = False
     threads: Annotated[int | None, "CPU threads per rank"] = None
 
 

@@ -90,6 +90,7 @@ def resolve(
         tensor_parallel_size=ranks,
         device=device,
         attention_backend=_attention_backend(options),
+        enforce_eager=options.device.enforce_eager,
         threads=_threads(options, machine, ranks, made),
         decisions=tuple(made),
     )

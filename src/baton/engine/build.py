@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +22,7 @@ from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
 from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
+from baton.engine.memory import size_pool, widest
 from baton.kv.format import bytes_per_page, make_views
 from baton.kv.manager import KVManager
 from baton.models import registry
@@ -129,17 +130,17 @@ def build_rank(
     torch.set_num_threads(config.threads)
     if device.type == "cpu":
         keep_freed_memory()
+    else:
+        torch.cuda.set_device(device)
     group = make_group(rank, size, rendezvous, device)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
     _load(model, prepared, show=rank == 0)
     if config.num_pages == 0:
-        config = size_pool(
-            config, bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype), device
-        )
+        config = size_pool(config, model, device, group)
     views = make_views(
         model.kv_shapes,
-        config.num_pages,
+        config.num_pages + 1,  # the last one is scrap, for padded rows
         config.page_size,
         config.kv_dtype,
         config.dtype,
@@ -166,7 +167,9 @@ def build_rank(
         kv_shapes=model.kv_shapes,
         tp_size=size,
     )
-    return Built(config, Runner(config, model, views), fingerprint, group.close)
+    runner = Runner(config, model, views)
+    runner.capture()
+    return Built(config, runner, fingerprint, group.close)
 
 
 def build_core(
@@ -200,14 +203,19 @@ def build_core(
         config.prefix_caching,
         track_freed=env.DEBUG.get(),
     )
-    cost = measure_cost(config, executor)
+    cost = CostModel(transient_bytes(config))
+    if prepared.config.num_pages == 0:  # the pool was sized beside a measured step
+        probe = widest(config)
+        cost.bytes.scale = config.step_memory / cost.bytes.predict(
+            probe.chunk, probe.chunk + probe.context
+        )
+    measure_cost(cost, config, executor)
     log.info("fingerprint %s", built.fingerprint.digest)
     return EngineCore(config, Scheduler(config, kv, cost), executor), built.fingerprint
 
 
-def measure_cost(config: EngineConfig, executor: Executor) -> CostModel:
-    """A cost model fitted on synthetic steps, with context behind the chunk."""
-    cost = CostModel(_transient_bytes(config))
+def measure_cost(cost: CostModel, config: EngineConfig, executor: Executor) -> None:
+    """Fit the cost model on synthetic steps, with context behind the chunk."""
     found = probes(
         max_tokens=config.max_num_batched_tokens,
         max_len=config.max_model_len,
@@ -218,22 +226,6 @@ def measure_cost(config: EngineConfig, executor: Executor) -> CostModel:
     for probe in found[:1]:
         executor.probe(probe)  # first calls allocate; they say nothing
     cost.fit([(_features(probe), executor.probe(probe)) for probe in found])
-    return cost
-
-
-def size_pool(config: EngineConfig, page_bytes: int, device: torch.device) -> EngineConfig:
-    """KV pages from the GPU memory that is free now, keeping `step_memory` for steps."""
-    free, total = torch.cuda.mem_get_info(device)
-    budget = free - int(total * (1 - config.gpu_memory_utilization)) - config.step_memory
-    most = config.max_num_seqs * -(-config.max_model_len // config.page_size)
-    pages = min(budget // page_bytes, most)
-    holds = pages * config.page_size
-    if pages < 1:
-        raise ConfigError(
-            f"no memory is left for KV pages: {format_bytes(free)} free, "
-            f"{format_bytes(config.step_memory)} kept for steps; raise --gpu-memory-utilization"
-        )
-    return replace(config, num_pages=pages, max_model_len=min(config.max_model_len, holds))
 
 
 def _load(model: CausalLM, prepared: Prepared, *, show: bool) -> None:
@@ -255,7 +247,7 @@ def _features(probe: Probe) -> Features:
     return Features(tokens, probe.seqs * pairs(probe.chunk, probe.context), 0.0, probe.seqs)
 
 
-def _transient_bytes(config: EngineConfig) -> BytesModel:
+def transient_bytes(config: EngineConfig) -> BytesModel:
     """Activations of one layer per token, and the gathered context of one sequence, in bytes.
 
     Counts what is alive at once in the widest layer: residual, normed input, projections and the

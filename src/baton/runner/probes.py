@@ -47,8 +47,8 @@ def probes(
     `quick` keeps the largest chunk small (CPU), so that start-up stays in seconds.
     """
     longest = min(max_len, pool_tokens)
-    chunks = (16, 64, 128) if quick else (256, 1024, 4096, 16384)
-    contexts = (0, 512) if quick else (0, 4096, 32768, 131072)
+    chunks = (16, 64, 128) if quick else (512, 4096, 16384)
+    contexts = (0, 512) if quick else (0, 32768)
     found = []
     for chunk in chunks:
         for context in contexts:

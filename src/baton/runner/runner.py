@@ -6,7 +6,6 @@ thread plays the stream, so the host plans the next step while this one computes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,12 +19,14 @@ from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
 from baton.core.request import PositionLogprobs
 from baton.core.step import Row, RowResult, StepPlan, StepResult
+from baton.runner.graphs import DecodeGraphs
 from baton.runner.inputs import StepInputs, build_inputs
 from baton.runner.probes import Probe
 from baton.runner.prompt import prompt_rows
 from baton.runner.sampled import Sampled
 from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
+from baton.runner.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -35,13 +36,11 @@ class _Launched:
     """Everything a step left on the device, kept alive until it is collected."""
 
     plan: StepPlan
-    inputs: StepInputs
+    sample_rows: list[int]
     sampled: Sampled | None
     prompt: dict[int, list[PositionLogprobs]]
     scores: dict[int, torch.Tensor]
-    begin: float
-    end: float
-    done: torch.cuda.Event | None
+    watch: Stopwatch
 
 
 class Ticket:
@@ -63,8 +62,7 @@ class Runner:
     """Owns one rank's model, KV pages, slots and sampler.
 
     Args:
-        views: one KVView per layer.
-        vocab_size: columns of the logits.
+        views: one KVView per layer, each of `config.num_pages + 1` pages: the last one is scrap.
     """
 
     def __init__(self, config: EngineConfig, model: Model, views: Sequence[KVView]) -> None:
@@ -74,14 +72,26 @@ class Runner:
         self.device = torch.device(config.device)
         debug = env.DEBUG.get()
         max_pages = -(-config.max_model_len // config.page_size)
-        self.slots = Slots(config.max_num_seqs, max_pages, self.device, debug=debug)
+        self.slots = Slots(
+            config.max_num_seqs, config.num_pages, max_pages, self.device, debug=debug
+        )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
+        self.graphs: DecodeGraphs | None = None
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
             # The thread count of a parallel region belongs to the thread that opens it.
             self._thread = ThreadPoolExecutor(
                 1, "baton-device", torch.set_num_threads, (config.threads,)
             )
+
+    def capture(self) -> None:
+        """Capture decode steps as CUDA graphs. Not in debug mode, whose checks read the device."""
+        if self.device.type != "cuda" or self.config.enforce_eager or self.slots.debug:
+            return
+        self.graphs = DecodeGraphs(
+            self.model, self.views, self.slots, self.config.page_size, self.config.max_num_seqs
+        )
+        self.graphs.capture()
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Queue one step behind those launched before."""
@@ -90,17 +100,13 @@ class Runner:
     def collect(self, ticket: Ticket, timeout: float | None = None) -> StepResult:
         """Results of a launched step, in the order of its rows."""
         launched = ticket.wait(timeout)
-        if launched.done is not None:
-            launched.done.synchronize()
+        seconds = launched.watch.seconds()  # waits for this step, and for no later one
         results = [RowResult() for _ in launched.plan.rows]
         if launched.sampled is not None:
-            for row, result in zip(
-                launched.inputs.sample_rows, launched.sampled.to_host(), strict=True
-            ):
+            for row, result in zip(launched.sample_rows, launched.sampled.to_host(), strict=True):
                 results[row] = result
         for row, logprobs in launched.prompt.items():
             results[row].prompt_logprobs = logprobs
-        seconds = launched.end - launched.begin
         return StepResult(launched.plan.step, results, seconds, dict(launched.scores))
 
     def poison_pages(self, pages: list[int]) -> None:
@@ -128,29 +134,40 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> _Launched:
-        begin = time.perf_counter()
+        watch = Stopwatch(self.device)
         for slot in plan.release:
             self.sampler.release(slot)
         self.slots.apply(plan)
         for admit in plan.admit:
             self.sampler.admit(admit)
         try:
-            return self._step(plan, begin)
+            launched = self._decode(plan, watch) or self._step(plan, watch)
         except Exception:
             self.slots.void(plan)
             raise
+        watch.stop()
+        return launched
 
-    def _step(self, plan: StepPlan, begin: float) -> _Launched:
+    def _decode(self, plan: StepPlan, watch: Stopwatch) -> _Launched | None:
+        """A step of decodes only, through a captured graph; None when it has to run eagerly."""
+        if self.graphs is None or any(row.tokens for row in plan.rows):
+            return None
+        slots = [row.slot for row in plan.rows]
+        logits = self.graphs.run(slots)
+        if logits is None:
+            return None
+        sampled = self.sampler.sample(logits, slots)
+        index = torch.tensor(slots).pin_memory().to(self.device, non_blocking=True)
+        self.slots.write(index, sampled.tokens)
+        return _Launched(plan, list(range(len(slots))), sampled, {}, {}, watch)
+
+    def _step(self, plan: StepPlan, watch: Stopwatch) -> _Launched:
         inputs = build_inputs(plan, self.slots, self.config.page_size)
         hidden = self._forward(inputs.ids, inputs.batch)
         self.slots.computed[inputs.slots] += inputs.lengths
         sampled = self._sample(plan.rows, inputs, hidden) if inputs.sample_rows else None
         prompt, scores = prompt_rows(plan.rows, hidden, self.model.logits)
-        done = None
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-        return _Launched(plan, inputs, sampled, prompt, scores, begin, time.perf_counter(), done)
+        return _Launched(plan, inputs.sample_rows, sampled, prompt, scores, watch)
 
     def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         return self.model.forward(ids, self.model.plan(batch, self.views))
@@ -170,12 +187,11 @@ class Runner:
         ids, batch = probe.batch(
             self.config.page_size, self.config.num_pages, self.config.model.vocab_size, self.device
         )
-        begin = time.perf_counter()
+        watch = Stopwatch(self.device)
         hidden = self._forward(ids, batch)
         self.model.logits(hidden[-len(batch.query_lens) :])
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
+        watch.stop()
+        return watch.seconds()
 
     @torch.inference_mode()
     def _poison(self, pages: list[int]) -> None:

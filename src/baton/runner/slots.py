@@ -21,16 +21,23 @@ class Slots:
     computed: int64 [num_slots], tokens in the KV cache.
     pages: int64 [num_slots, max_pages], page ids in order of position.
     fresh: bool [num_slots], a sampled token waits to be read (debug mode only).
+
+    One more row, `scrap`, pads batches: length 0, token 0, and only the page after the pool's
+    last one, which nobody owns.
     """
 
     def __init__(
-        self, num_slots: int, max_pages: int, device: torch.device, *, debug: bool
+        self, num_slots: int, num_pages: int, max_pages: int, device: torch.device, *, debug: bool
     ) -> None:
-        fill = POISON if debug else 0
-        self.last_token = torch.full((num_slots,), fill, dtype=torch.int64, device=device)
-        self.computed = torch.full((num_slots,), fill, dtype=torch.int64, device=device)
-        self.pages = torch.full((num_slots, max_pages), fill, dtype=torch.int64, device=device)
-        self.fresh = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        fill, rows = POISON if debug else 0, num_slots + 1
+        self.last_token = torch.full((rows,), fill, dtype=torch.int64, device=device)
+        self.computed = torch.full((rows,), fill, dtype=torch.int64, device=device)
+        self.pages = torch.full((rows, max_pages), fill, dtype=torch.int64, device=device)
+        self.fresh = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.scrap = num_slots
+        self.last_token[self.scrap] = 0
+        self.computed[self.scrap] = 0
+        self.pages[self.scrap] = num_pages
         self.debug = debug
         self._num_pages = [0] * num_slots  # host count of pages in each table
 

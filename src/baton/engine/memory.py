@@ -1,0 +1,109 @@
+"""How many KV pages a GPU can hold beside everything else, found by running the worst step.
+
+Weights are there already. What is left is shared between the widest prefill with long context
+behind it (a profile of new tokens only is blind to gathered context), CUDA graphs, and pages; so
+the first two are measured on a small pool, and the pages get the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from baton.config.engine import EngineConfig
+from baton.core.errors import ConfigError
+from baton.core.forward import Model, TensorGroup
+from baton.core.log import get_logger
+from baton.core.units import format_bytes
+from baton.kv.format import bytes_per_page, make_views
+from baton.runner.probes import Probe
+from baton.runner.runner import Runner
+
+log = get_logger("memory")
+
+#: Pages of the pool that steps are measured on; their contents do not matter.
+TRIAL_PAGES = 64
+#: Bytes that stay free for what torch does not account for (NCCL, cuBLAS, fragmentation).
+MARGIN = 1 << 30
+#: Context behind the measured chunk, at most: what is gathered of it is bounded per backend.
+LONGEST = 131072
+
+
+def widest(config: EngineConfig) -> Probe:
+    """The step that takes most memory: the largest chunk, with context behind it."""
+    chunk = min(config.max_num_batched_tokens, config.max_model_len)
+    return Probe(1, chunk, min(LONGEST, config.max_model_len - chunk))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, a step
+    takes up to `step`, graphs take `graphs`."""
+
+    total: int
+    allowed: int
+    weights: int
+    step: int
+    graphs: int
+
+    @property
+    def pages(self) -> int:
+        """What is left for KV pages; may be negative."""
+        return self.allowed - self.weights - self.step - self.graphs - MARGIN
+
+
+def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> Budget:
+    """Run the widest step and capture all graphs on a small pool, and see what they take."""
+    free, total = torch.cuda.mem_get_info(device)
+    weights = total - free
+    trial = replace(config, num_pages=TRIAL_PAGES)
+    views = make_views(
+        model.kv_shapes, TRIAL_PAGES + 1, config.page_size, config.kv_dtype, config.dtype, device
+    )
+    runner = Runner(trial, model, views)
+    runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.probe(widest(config))
+    step = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.mem_get_info(device)[0]
+    runner.capture()
+    graphs = max(0, reserved - torch.cuda.mem_get_info(device)[0])
+    runner.close()
+    del runner, views
+    torch.cuda.empty_cache()
+    allowed = int(total * config.gpu_memory_utilization)
+    return Budget(total, allowed, weights, step, graphs)
+
+
+def size_pool(
+    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup
+) -> EngineConfig:
+    """The config with `num_pages`, `step_memory` and, if need be, a lower `max_model_len`; the
+    least of all ranks, which must agree.
+
+    Raises:
+        ConfigError: nothing is left for pages; says what took the memory.
+    """
+    budget = measure_budget(config, model, device)
+    page_bytes = bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
+    most = config.max_num_seqs * -(-config.max_model_len // config.page_size)
+    found = torch.tensor([min(budget.pages // page_bytes, most), -budget.step], device=device)
+    pages, step = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
+    account = (
+        f"{format_bytes(budget.allowed)} allowed, {format_bytes(budget.weights)} weights, "
+        f"{format_bytes(budget.step)} steps, {format_bytes(budget.graphs)} graphs"
+    )
+    if pages < 1:
+        raise ConfigError(f"no GPU memory is left for KV pages ({account})")
+    log.info("GPU memory: %s, %s KV pages", account, format_bytes(pages * page_bytes))
+    holds = pages * config.page_size
+    return replace(
+        config,
+        num_pages=pages,
+        max_model_len=min(config.max_model_len, holds),
+        step_memory=max(-step, 1),
+    )
