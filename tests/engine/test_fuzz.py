@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from helpers.mixes import Mix, drive, make_mix
 
 from baton.config.engine import EngineConfig
 from baton.config.options import EngineOptions
@@ -26,6 +25,7 @@ from baton.kv.manager import KVManager
 from baton.runner.runner import Runner, Ticket
 from baton.scheduler.cost import CostModel
 from baton.scheduler.scheduler import Scheduler
+from helpers.mixes import Mix, drive, make_mix
 
 MIXES = int(os.environ.get("BATON_FUZZ_MIXES", "240"))
 PARTS = 12

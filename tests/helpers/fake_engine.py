@@ -79,6 +79,9 @@ class Script:
 class FakeFingerprint:
     digest: str = "f1e2d3c4b5a697887766554433221100"
 
+    def to_dict(self) -> dict[str, str | int]:
+        return {"family": "fake"}
+
 
 @dataclass(frozen=True)
 class FakeInfo:

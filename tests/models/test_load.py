@@ -69,7 +69,7 @@ def test_hy3_released_names_are_what_transformers_saves(tmp_path: Path) -> None:
 
 
 def test_mtp_layers_and_rotary_tables_are_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, tensors = saved("deepseek3", tmp_path)
     extra = {
@@ -77,7 +77,7 @@ def test_mtp_layers_and_rotary_tables_are_passed_over(
         "model.layers.3.mlp.gate.weight": torch.zeros(2, 2),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
     }
-    logging.getLogger("baton").propagate = True
+    monkeypatch.setattr(logging.getLogger("baton"), "propagate", True)
     with caplog.at_level(logging.INFO, "baton"):
         assert torch.equal(logits(config, tensors | extra), logits(config, tensors))
     assert "1 MTP layer(s), not loaded: [3]" in caplog.text

@@ -313,10 +313,10 @@ def test_a_page_is_shared_only_after_its_step_committed() -> None:
     first, second = scheduler.plan(), scheduler.plan()
     assert first is not None
     assert second is not None
-    again = scheduler._kv.open()
-    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 0
+    again = scheduler.kv.open()
+    assert len(scheduler.kv.match(again, ask("a", 100).prompt).pages) == 0
     scheduler.commit(answer(first))
-    assert len(scheduler._kv.match(again, ask("a", 100).prompt).pages) == 2
+    assert len(scheduler.kv.match(again, ask("a", 100).prompt).pages) == 2
 
 
 def test_abort_anywhere() -> None:

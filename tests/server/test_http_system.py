@@ -24,7 +24,7 @@ def test_models(server: Running) -> None:
     extra = cards[0].model_extra
     assert extra is not None
     assert extra["max_model_len"] == 4096
-    assert extra["fingerprint"] == server.engine.fingerprint.digest
+    assert extra["fingerprint"]["digest"] == server.engine.fingerprint.digest
     assert server.client.models.retrieve("alias").id == "alias"
 
 

@@ -190,7 +190,7 @@ async def measure(target: Target, model: str) -> Speed:
 
 def plan(speed: Speed, seconds: float) -> list[Job]:
     """Requests that keep the machine busy for about `seconds`, at about 70% of what it can do."""
-    scale, output_scale = Fraction(1, 64), Fraction(1, 16)
+    scale, output_scale = Fraction(1, 64), Fraction(1, 32)
     shape = Conversations()
     # three in five prompt tokens are new to the cache
     prompt = 0.6 * 12_000 * float(scale) / speed.prefill

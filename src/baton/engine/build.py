@@ -35,6 +35,7 @@ from baton.models.source import (
     weights_digest,
 )
 from baton.models.tokenizer import Tokenizer, load_tokenizer
+from baton.ops.host import keep_freed_memory
 from baton.parallel.group import ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
 from baton.runner.runner import Runner
@@ -126,6 +127,8 @@ def build_rank(
     config = prepared.config
     device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
     torch.set_num_threads(config.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
     group = make_group(rank, size, rendezvous, device)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)

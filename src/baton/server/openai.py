@@ -42,7 +42,7 @@ def _card(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.model_names[0],
         "parent": None,
         "max_model_len": engine.info.max_model_len,
-        "fingerprint": state.fingerprint,
+        "fingerprint": {"digest": state.fingerprint, **engine.fingerprint.to_dict()},
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, Literal, Protocol
 
+from baton.config.fingerprint import Fingerprint
 from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
@@ -43,13 +44,6 @@ class Tokenizer(Protocol):
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
     ) -> list[int]:
         """Ids of a conversation; RequestError when the template refuses it."""
-
-
-class Fingerprint(Protocol):
-    """Identity of what is served."""
-
-    @property
-    def digest(self) -> str: ...
 
 
 class EngineInfo(Protocol):
