@@ -16,11 +16,13 @@ from baton.bench.engine_table import tables, write_document
 from baton.bench.kernels import activity
 from baton.bench.measure import Stopwatch
 from baton.bench.points import Point, decode_points, default_points, ttft_points
-from baton.bench.routing import counting
+from baton.bench.routing import STEPS, count_experts
 from baton.config.engine import Machine
 from baton.config.options import EngineOptions
 from baton.core.errors import ConfigError, RequestFailed
+from baton.core.sampling import SamplingParams
 from baton.engine.llm import LLM
+from baton.layers.moe import Router
 from helpers.shapes import TINY, config_only
 
 CEILINGS: dict[str, float | None] = {"copy": 0.01, "matmul": 0.1, "attention": 0.05}
@@ -62,7 +64,7 @@ def test_a_measurement(folder: str, tmp_path: Path) -> None:
     assert str(Path(folder).parent) not in json.dumps(document)
     assert document["model"] == {"name": "tiny-mla", "family": "deepseek_v3", "layers": 3}
     assert document["commit"] is not None
-    assert document["backends"] == {"prefill": "torch", "decode": "torch", "moe": "reference"}
+    assert document["backends"] == {"prefill": "torch", "decode": "torch", "moe": "unnamed"}
     assert document["hardware"] == {"name": document["device"]["name"], **CEILINGS} | {
         "source": "given"
     }
@@ -143,19 +145,33 @@ def test_a_point_that_fails_leaves_the_others(folder: str, monkeypatch: pytest.M
     assert "ttft 16: failed, out of memory" in lines
 
 
-def test_counting_experts(folder: str) -> None:
-    """Only steps of the asked size count, and no hook stays behind."""
+@pytest.mark.parametrize("point, most", [(Point(3, 40, 64), 6), (Point(1, 5, 64), 2)])
+def test_counting_experts(folder: str, point: Point, most: int) -> None:
+    """Each MoE layer in each step; no hook stays behind and the engine still answers alike."""
     with LLM(folder, **FLAGS) as llm:
-        watch = Stopwatch(llm)
+        greedy = SamplingParams(max_tokens=5, temperature=0.0)
+        before = llm.generate([[5, 6, 7]], greedy)[0].completions[0].token_ids
+        routing = count_experts(llm, point)
+        assert routing is not None
+        assert [len(layer) for layer in routing.layers] == [STEPS, STEPS]
+        assert all(2 <= count <= most for layer in routing.layers for count in layer)
         model: Any = llm.core.executor.runner.model
-        with counting(model, 3) as routing:
-            watch._run([watch.prompt(11) for _ in range(3)], 5)
-        assert [len(layer) for layer in routing.layers] == [4, 4]
-        assert all(2 <= count <= 6 for layer in routing.layers for count in layer)
-        with counting(model, 7) as nothing:
-            watch._run([watch.prompt(11)], 2)
-        assert (nothing.mean, nothing.per_layer) == (None, [])
         assert not any(module._forward_hooks for module in model.modules())
+        assert llm.generate([[5, 6, 7]], greedy)[0].completions[0].token_ids == before
+
+
+def test_routing_that_collapses_is_seen(folder: str) -> None:
+    """A bias that sends every token to two experts: the count says so, where the expectation of
+    uniform routing would not."""
+    with LLM(folder, **FLAGS) as llm:
+        model: Any = llm.core.executor.runner.model
+        for module in model.modules():
+            if isinstance(module, Router):
+                assert module.bias is not None
+                module.bias.data[:2] = 10.0
+        routing = count_experts(llm, Point(8, 16, 64))
+        assert routing is not None
+        assert routing.per_layer == [2.0, 2.0]
 
 
 def test_tables_fit(folder: str) -> None:

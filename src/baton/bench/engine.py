@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from baton import __version__
 from baton.bench import about
-from baton.bench.account import Bytes, Hardware, decode, prefill
+from baton.bench.account import Bytes, Hardware, Work, decode, prefill
 from baton.bench.ceilings import hardware
 from baton.bench.kernels import Tracer
-from baton.bench.measure import COUNTED_PROMPT, COUNTED_STEPS, FIRST, Stopwatch
+from baton.bench.measure import FIRST, Stopwatch, Timed
 from baton.bench.points import DECODE_STEPS, REPEATED_TOKENS, Limits, Point, require_fit
+from baton.bench.routing import PROMPT, STEPS, count_experts
 from baton.config.cli import changed
 from baton.config.machine import measure_machine
 from baton.config.options import EngineOptions
@@ -133,7 +134,7 @@ class _Session:
 
     def _decode(self, point: Point) -> Document:
         timed = self.watch.decode(point, point.repeats(self.settings.repeats))
-        routing = self.watch.routing(point)
+        routing = count_experts(self.watch.llm, point)
         counted = None if routing is None else routing.mean
         middle = point.context + point.decode_steps / 2
         work = decode(self._model, point.batch, middle, self._sizes, counted)
@@ -152,7 +153,7 @@ class _Session:
         self.document["decode"].append(row)
         return row
 
-    def _roofline(self, work: Any, ms: float) -> Document:
+    def _roofline(self, work: Work, ms: float) -> Document:
         limit = work.limit(self._hardware) * 1e3
         return {
             **asdict(work),
@@ -172,7 +173,7 @@ class _Session:
         return None if found is None else {**asdict(found), "idle_share": found.idle_share}
 
 
-def _timed(timed: Any) -> Document:
+def _timed(timed: Timed) -> Document:
     return {
         "ms": timed.ms,
         "samples_ms": list(timed.samples),
@@ -222,7 +223,7 @@ def _describe(llm: LLM, settings: Settings) -> Document:
             "decode_steps": DECODE_STEPS,
             "repeats": settings.repeats,
             "once_above_tokens": REPEATED_TOKENS,
-            "experts_counted_in": {"prompt_at_most": COUNTED_PROMPT, "steps": COUNTED_STEPS},
+            "experts_counted_in": {"prompt_at_most": PROMPT, "steps": STEPS},
             "budget_s": settings.budget,
         },
         "memory": memory(config.device),
@@ -236,7 +237,7 @@ def _describe(llm: LLM, settings: Settings) -> Document:
 def backends(llm: LLM) -> dict[str, str]:
     """Which implementations the engine chose for prefill attention, decode attention and experts.
 
-    An experts module may say what it runs on in an attribute `backend`; the reference has none.
+    An experts module may say what it runs on in an attribute `backend`.
     """
     from baton.attention.backend import ATTENTION
     from baton.layers.moe import Experts
@@ -245,7 +246,7 @@ def backends(llm: LLM) -> dict[str, str]:
     kinds = {ATTENTION.get(name): name for name in ATTENTION.names()}
     found = {half: kinds[type(getattr(model.attention, half))] for half in ("prefill", "decode")}
     experts = next((m for m in model.modules() if isinstance(m, Experts)), None)
-    found["moe"] = "none" if experts is None else str(getattr(experts, "backend", "reference"))
+    found["moe"] = "none" if experts is None else str(getattr(experts, "backend", "unnamed"))
     return found
 
 

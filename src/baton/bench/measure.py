@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from baton.bench.points import Point
-from baton.bench.routing import Routing, counting
 from baton.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 #: the first request of a process: prompt and output tokens
 FIRST = (512, 4)
-#: prompt tokens at most, and steps, of a run that counts experts
-COUNTED_PROMPT, COUNTED_STEPS = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -131,18 +128,6 @@ class Stopwatch:
             host.append((long.host_seconds - short.host_seconds) / max(1, steps) * 1e3)
             gaps += meter.gaps
         return Timed(tuple(samples), statistics.median(host), steps, _spread(gaps))
-
-    def routing(self, point: Point) -> Routing | None:
-        """Distinct experts per layer in decode steps of the point's batch, in a run of its own
-        with prompts of at most COUNTED_PROMPT tokens; None where they cannot be counted."""
-        model = self.llm.config.model
-        if model.moe is None or self.llm.config.tensor_parallel_size > 1:
-            return None
-        length = min(point.context, COUNTED_PROMPT)
-        prompts = [self.prompt(length) for _ in range(point.batch)]
-        with counting(cast(Any, self.llm.core.executor.runner.model), point.batch) as routing:
-            self._run(prompts, 1 + COUNTED_STEPS)
-        return routing
 
     def watch(self, point: Point, on_full: Callable[[], None]) -> None:
         """Run a decode point once more, calling `on_full` after every full decode step."""
