@@ -114,7 +114,11 @@ def _line(cells: list[str]) -> str:
 def main() -> None:
     """Write the page, or with --check say whether it is up to date."""
     targets = json.loads((BENCHMARKS / "targets.json").read_text(encoding="utf-8"))
-    page, path = render(targets, load(BENCHMARKS / "results")), BENCHMARKS / "RESULTS.md"
+    try:
+        page = render(targets, load(BENCHMARKS / "results"))
+    except ValueError as error:
+        sys.exit(str(error))
+    path = BENCHMARKS / "RESULTS.md"
     if "--check" not in sys.argv[1:]:
         path.write_text(page, encoding="utf-8")
     elif not path.exists() or path.read_text(encoding="utf-8") != page:
