@@ -19,7 +19,7 @@ from baton.core.request import Completion, FinishReason, Output
 
 COMMANDS = (
     ["serve"], ["generate"], ["chat"], ["models", "list"], ["models", "pull"], ["doctor"],
-    ["replay"],
+    ["bench", "engine"], ["replay"],
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_help_lists_the_commands_without_torch() -> None:
         "print('seconds', time.process_time() - begin)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name in ("serve", "generate", "chat", "models", "doctor", "replay", "version"):
+    for name in ("serve", "generate", "chat", "models", "doctor", "bench", "replay", "version"):
         assert name in done.stdout
     assert float(done.stdout.split()[-1]) < 0.7
 
@@ -87,6 +87,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "m", "-p", " "], "the prompt is empty"),
         (["generate", "m", "-p", "x", "--temperature", "-1"], "temperature must be in"),
         (["generate", "m", "--file", "/nowhere/at/all"], "--file /nowhere/at/all"),
+        (["bench", "engine"], "MODEL"),
+        (["bench", "engine", "m", "--decode", "1x"], "--decode '1x'"),
+        (["bench", "engine", "m", "--decode", "0x10"], "--decode '0x10'"),
+        (["bench", "engine", "m", "--ttft", "abc"], "--ttft 'abc'"),
+        (["bench", "engine", "m", "--ttft", ""], "nothing to measure"),
+        (["bench", "engine", "m", "--ttft", "9", "--max-model-len", "9"], "ttft 9 needs 10"),
+        (["bench", "engine", "m", "--decode", "2x9", "--max-num-seqs", "1"], "max_num_seqs of 1"),
+        (["bench", "engine", "m", "--repeats", "0"], "--repeats"),
+        (["bench", "engine", "m", "--copy-rate", "-1"], "rates above 0"),
         (["replay", "synthetic", "--length-scale", "1/3"], "length scale 1/3"),
         (["replay", "synthetic", "--length-scale", "x"], "--length-scale 'x'"),
         (["replay", "synthetic", "--vocab", "9"], "--vocab '9'"),

@@ -31,6 +31,7 @@ PANELS = {
 ALIASES = {
     "tensor_parallel_size": ("-tp",),
 }
+NO_DEFAULTS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,20 +68,31 @@ class _Field:
         )
 
 
-def engine_parameters() -> list[inspect.Parameter]:
-    """Every engine option but the model itself (an argument of the command)."""
+def engine_parameters(defaults: Mapping[str, Any] = NO_DEFAULTS) -> list[inspect.Parameter]:
+    """Every engine option but the model itself (an argument of the command).
+
+    Args:
+        defaults: of this command, by field name, where they differ from the sections' own.
+    """
     found: list[inspect.Parameter] = []
     for name, section in SECTIONS.items():
-        found += parameters(section, PANELS[name], skip={"model"})
+        found += parameters(section, PANELS[name], {"model"}, defaults)
     top = {"model", *SECTIONS}
-    return found + parameters(EngineOptions, PANELS["model"], skip=top)
+    return found + parameters(EngineOptions, PANELS["model"], top, defaults)
 
 
 def parameters(
-    section: type[Any], panel: str, skip: frozenset[str] | set[str] = frozenset()
+    section: type[Any],
+    panel: str,
+    skip: frozenset[str] | set[str] = frozenset(),
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
 ) -> list[inspect.Parameter]:
     """One option for each field of a dataclass, shown under `panel` in the help."""
-    return [field.parameter(panel) for field in _fields(section) if field.name not in skip]
+    return [
+        dataclasses.replace(field, default=defaults.get(field.name, field.default)).parameter(panel)
+        for field in _fields(section)
+        if field.name not in skip
+    ]
 
 
 def with_parameters(command: Callable[..., T], *extra: list[inspect.Parameter]) -> Callable[..., T]:

@@ -1,0 +1,129 @@
+"""Writes benchmarks/RESULTS.md from the targets and from what `baton bench engine --out` measured.
+
+usage: results.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+NOT_RUN = "not run yet"
+HEAD = """# Results
+
+Written by `tools/results.py`; how the figures came about is in [README.md](README.md).
+vLLM is 0.25.0 on one NVIDIA H200; limits and goals are for one H200. Lower is better.
+"""
+START = ("start to first token (s)", "110 to 220", "20")
+
+
+def load(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """`(model, variant) -> document` of every result; the file's name says both.
+
+    Raises:
+        ValueError: a file that is no result, or of another model or dtype than its name says.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.get("kind") != "baton bench engine" or document.get("schema") != 1:
+            raise ValueError(f"{path.name}: not a result of `baton bench engine`")
+        model, _, variant = path.stem.partition(".")
+        if document["model"]["name"] != model:
+            raise ValueError(f"{path.name}: measured on {document['model']['name']}")
+        dtypes = {document["config"]["dtype"], document["config"]["kv_dtype"]}
+        if variant == "bf16" and dtypes != {"bfloat16"}:
+            raise ValueError(f"{path.name}: measured with {sorted(dtypes)}")
+        found[model, variant] = document
+    return found
+
+
+def render(targets: list[dict[str, Any]], results: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for table in targets:
+        document = results.get((table["model"], table["variant"]))
+        parts.append(f"## {table['title']}\n")
+        if document is not None:
+            parts.append(_source(document))
+        parts.append("\n".join(_rows(table, document)) + "\n")
+    return "\n".join(parts)
+
+
+def _rows(table: dict[str, Any], document: dict[str, Any] | None) -> list[str]:
+    """Markdown rows: a first-token table ends with the start, a decode table has full batches."""
+    decode = table["points"][0].startswith("decode")
+    heads = ["", "ours", *(["ours, full batch"] if decode else []), "vLLM", "limit", "goal"]
+    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+    for place, point in enumerate(table["points"]):
+        row, missing = _find(document, point)
+        cells = [point.partition(" ")[2], missing if row is None else _number(row["ms"])]
+        if decode:
+            cells.append("" if row is None else _number(row["full_batch_ms"]))
+        lines.append(
+            _line([*cells, *(_number(table[k][place]) for k in ("vllm", "limit", "goal"))])
+        )
+    if not decode and table["variant"] == "bf16":
+        what, vllm, goal = START
+        ours = NOT_RUN if document is None else f"{document['start']['first_token_s']:.1f}"
+        lines.append(_line([what, ours, vllm, "", goal]))
+    return lines
+
+
+def _find(document: dict[str, Any] | None, point: str) -> tuple[dict[str, Any] | None, str]:
+    """A point's row, or why there is none."""
+    if document is None:
+        return None, NOT_RUN
+    for row in document["ttft"]:
+        if point == f"ttft {row['prompt']}":
+            return row, ""
+    for row in document["decode"]:
+        if point == f"decode {row['batch']}x{row['context']}":
+            return row, ""
+    for kind in ("skipped", "failed"):
+        if any(row["point"] == point for row in document[kind]):
+            return None, kind
+    return None, NOT_RUN
+
+
+def _source(document: dict[str, Any]) -> str:
+    """What the table's own figures were measured on."""
+    device, start = document["device"], document["start"]
+    kernels = f", kernel cache {start['kernel_cache']}" if start["kernel_cache"] else ""
+    return (
+        f"{document['when'][:10]}, commit {(document['commit'] or 'unknown')[:12]}, "
+        f"{device['ranks']} x {device['name']}, torch {document['versions']['torch']}, "
+        f"fingerprint {document['fingerprint']['digest']}, "
+        f"median of {document['method']['repeats']} (1 for long prompts), warm{kernels}.\n"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Write the page, or with --check say whether it is up to date."""
+    targets = json.loads((BENCHMARKS / "targets.json").read_text(encoding="utf-8"))
+    try:
+        page = render(targets, load(BENCHMARKS / "results"))
+    except ValueError as error:
+        sys.exit(str(error))
+    path = BENCHMARKS / "RESULTS.md"
+    if "--check" not in sys.argv[1:]:
+        path.write_text(page, encoding="utf-8")
+    elif not path.exists() or path.read_text(encoding="utf-8") != page:
+        sys.exit(f"{path.name} is not what tools/results.py writes: run it")
+
+
+if __name__ == "__main__":
+    main()
