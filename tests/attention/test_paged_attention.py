@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from baton.attention import torch_backend
+from baton.attention import packed, torch_backend
 from baton.attention.backend import ATTENTION, Attention, AttentionBackend, make_attention
 from baton.attention.positions.rotary import RotaryPositions
 from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
@@ -81,9 +81,23 @@ BATCHES = {
 }
 
 
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTION._entries, "plain", "attention.plain_packed:PlainPacked")
+
+
+#: "plain" packs rows for a library of its own; with little workspace a context comes in blocks.
+BACKENDS = [("torch", 0), ("plain", 8), ("plain", 1000)]
+
+
+@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("case", BATCHES)
-def test_gqa(case: str, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, workspace", BACKENDS)
+def test_gqa(
+    case: str, page_size: int, name: str, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "WORKSPACE", workspace * 2 * 2 * 8 * 8)
     monkeypatch.setattr(torch_backend, "CONTEXT_BLOCK", 8)  # several blocks of context
     monkeypatch.setattr(torch_backend, "SHORT", 4)  # several groups of decode rows
     torch.manual_seed(1)
@@ -95,7 +109,7 @@ def test_gqa(case: str, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None
         slots = torch.tensor(pages.slots(tables[i], 0, context), dtype=torch.long)
         pages.view.store(slots, k[i][:context], v[i][:context])
     q = [torch.randn(new, 6, 8, dtype=torch.float64) for _, new in rows]
-    run = attention(GQA)
+    run = attention(GQA, name=name)
     plan = run.plan(batch_of(pages, tables, rows), page_size)
     new_k = torch.cat([k[i][context:] for i, (context, _) in enumerate(rows)])
     new_v = torch.cat([v[i][context:] for i, (context, _) in enumerate(rows)])
@@ -110,9 +124,14 @@ def test_gqa(case: str, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None
         assert (out - want).abs().max() < 1e-12
 
 
+@pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("case", BATCHES)
-def test_mla_both_forms(case: str, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, workspace", BACKENDS)
+def test_mla_both_forms(
+    case: str, page_size: int, name: str, workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "WORKSPACE", workspace * (16 + 3 * 26) * 8)
     monkeypatch.setattr(torch_backend, "CONTEXT_BLOCK", 8)
     monkeypatch.setattr(torch_backend, "SHORT", 4)
     torch.manual_seed(1)
@@ -129,7 +148,7 @@ def test_mla_both_forms(case: str, page_size: int, monkeypatch: pytest.MonkeyPat
         shared = latent[i][:, None, 12:].expand(-1, 3, -1)
         keys = torch.cat((both[..., :8], shared), -1)
         want.append(dense(q[i], keys, both[..., 8:], MLA.scale))
-    run = attention(MLA)
+    run = attention(MLA, name=name)
     plan = run.plan(batch_of(pages, tables, rows), page_size)
     new = torch.cat([latent[i][context:] for i, (context, _) in enumerate(rows)])
     out = run.mla(plan, pages.view, torch.cat(q), new, up)
@@ -187,3 +206,23 @@ def test_names_that_do_not_fit_say_why(counting: type[AttentionBackend]) -> None
         attention(GQA, name="troch")
     with pytest.raises(ConfigError, match="prefill,decode"):
         attention(GQA, name="torch,torch,torch")
+
+
+def test_auto_chooses_each_half_alone(
+    counting: type[AttentionBackend], plain: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ATTENTION, "_entries", dict(reversed(ATTENTION._entries.items())))
+    run = attention(GQA)  # "plain", which has no decode, comes before "counting"
+    assert type(run.prefill).__name__ == "PlainPacked"
+    assert isinstance(run.decode, Counting)
+    with pytest.raises(ConfigError, match="plain: does not decode"):
+        attention(GQA, name="torch,plain")
+
+
+def test_gpu_backends_say_why_not_on_a_cpu() -> None:
+    need = AttentionNeed(GQASpec(8, 2, 512, 1.0), torch.float64, CPU)
+    for name in ("fa4", "fa3", "sdpa", "triton"):
+        reasons = " ".join(ATTENTION.get(name).why_not(need))
+        assert "needs a CUDA device, this is cpu" in reasons
+        assert "the model is float64" in reasons
+        assert "512" in reasons

@@ -7,10 +7,9 @@ prefill. Each half has its own backend, the same one unless the user names a pai
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -21,56 +20,87 @@ from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.core.registry import Registry
 
+HALVES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
-class AttentionBackend(ABC):
+
+class AttentionBackend:
     """Computes attention of one rank's heads, for prefill rows, decode rows or both.
 
     Keys and values of the step's own tokens are in the pages before `prefill_*` or `decode_*`
     is called. Queries `[T, H, D]`, keys and values `[T, Hk, D]` hold every row of the step;
     results hold only the rows of the planned sequences, in their order.
+
+    halves: what the backend implements; it may be one half only.
+    graphable: decode of a step whose every row decodes can be captured in a CUDA graph. Its
+        `plan_decode` then reads `positions` and `pages` on the device and nothing else of the
+        batch (a row's length is its position + 1), and its grids depend on their shapes only, so
+        a replay serves whatever the two tensors hold by then. Rows that pad a batch have position
+        0 and a page id that may be read (and the slot of a page that is nobody's).
     """
+
+    halves: ClassVar[tuple[str, ...]] = ("prefill", "decode")
+    graphable: ClassVar[bool] = False
 
     def __init__(self, need: AttentionNeed) -> None:
         self.need = need
 
     @classmethod
-    @abstractmethod
     def why_not(cls, need: AttentionNeed) -> list[str]:
         """Reasons against serving `need`; empty when it can."""
+        if need.half is not None and need.half not in cls.halves:
+            return [f"does not {need.half}"]
+        return cls.limits(need)
 
-    @abstractmethod
+    @classmethod
+    def limits(cls, need: AttentionNeed) -> list[str]:
+        """What of `need` is beyond this backend, whichever half is asked for."""
+        return []
+
+    def warm_up(self) -> None:
+        """Compile now what would otherwise be compiled while a request waits."""
+
     def plan_prefill(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
         """Plan the sequences (indices into the batch) with more than one query."""
+        raise NotImplementedError
 
-    @abstractmethod
     def plan_decode(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
         """Plan the sequences with exactly one query."""
+        raise NotImplementedError
 
-    @abstractmethod
     def prefill_gqa(
         self, plan: Any, view: KVView, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """`[prefill rows, H, D]`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def decode_gqa(self, plan: Any, view: KVView, q: torch.Tensor) -> torch.Tensor:
         """`[decode rows, H, D]`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def prefill_mla(
         self, plan: Any, view: KVView, q: torch.Tensor, latent: torch.Tensor, up: torch.Tensor
     ) -> torch.Tensor:
         """`[prefill rows, H, value_dim]`; see `Attention.mla` for the arguments."""
+        raise NotImplementedError
 
-    @abstractmethod
     def decode_mla(
         self, plan: Any, view: KVView, q: torch.Tensor, up: torch.Tensor
     ) -> torch.Tensor:
         """`[decode rows, H, value_dim]`; see `Attention.mla` for the arguments."""
+        raise NotImplementedError
 
 
+#: In order of preference, by what was measured on an H200 (causal BF16, TFLOP/s at 32K or more:
+#: fa4 660-720, fa3 665-700, cuDNN 550-600).
 ATTENTION: Registry[type[AttentionBackend]] = Registry(
-    "attention backend", {"torch": "baton.attention.torch_backend:TorchBackend"}
+    "attention backend",
+    {
+        "fa4": "baton.attention.flash:FA4Backend",
+        "fa3": "baton.attention.flash:FA3Backend",
+        "sdpa": "baton.attention.sdpa:SDPABackend",
+        "triton": "baton.attention.triton_backend:TritonBackend",
+        "torch": "baton.attention.torch_backend:TorchBackend",
+    },
 )
 
 
@@ -93,6 +123,16 @@ class Attention:
         self, prefill: AttentionBackend, decode: AttentionBackend, positions: RotaryPositions
     ) -> None:
         self.prefill, self.decode, self.positions = prefill, decode, positions
+
+    @property
+    def graphable(self) -> bool:
+        """Whether a step that only decodes can be captured, its plan included."""
+        return self.decode.graphable
+
+    def warm_up(self) -> None:
+        """See AttentionBackend; called once at start-up."""
+        for backend in {id(b): b for b in (self.prefill, self.decode)}.values():
+            backend.warm_up()
 
     def plan(self, batch: ForwardBatch, page_size: int) -> AttentionPlan:
         """Share the batch out and let each backend plan its half."""
@@ -187,7 +227,10 @@ def _join(
 
 
 def make_attention(name: str, need: AttentionNeed, positions: RotaryPositions) -> Attention:
-    """Backends by name: "auto", one name for both, or "prefill,decode".
+    """Backends by name: "auto", one name for both, or "prefill,decode" (either may be "auto").
+
+    "auto" takes the best for each half. One name of a backend that has one half only leaves the
+    other to "auto".
 
     Raises:
         ConfigError: when a name is unknown or its backend cannot serve `need`; says why.
@@ -197,5 +240,13 @@ def make_attention(name: str, need: AttentionNeed, positions: RotaryPositions) -
         raise ConfigError(
             f'attention backend {name!r}: write "auto", one name, or "prefill,decode"'
         )
-    backends = [ATTENTION.select(need, part).value(need) for part in dict.fromkeys(names)]
-    return Attention(backends[0], backends[-1], positions)
+    made: dict[str, AttentionBackend] = {}
+    halves: list[AttentionBackend] = []
+    for half, wanted in zip(HALVES, (names[0], names[-1]), strict=True):
+        if len(names) == 1 and wanted != "auto" and half not in ATTENTION.get(wanted).halves:
+            wanted = "auto"
+        chosen = ATTENTION.select(replace(need, half=half), wanted)
+        if chosen.name not in made:
+            made[chosen.name] = chosen.value(need)
+        halves.append(made[chosen.name])
+    return Attention(halves[0], halves[1], positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -48,8 +49,9 @@ AttentionSpec = GQASpec | MLASpec
 
 @dataclass(frozen=True)
 class AttentionNeed:
-    """What a backend must be able to serve."""
+    """What a backend must be able to serve; `half` None asks for whatever it has."""
 
     spec: AttentionSpec
     dtype: torch.dtype
     device: torch.device
+    half: Literal["prefill", "decode"] | None = None

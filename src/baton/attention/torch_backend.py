@@ -59,16 +59,11 @@ class DecodePlan:
 
 
 class TorchBackend(AttentionBackend):
-    """Attention in plain PyTorch."""
+    """Attention in plain PyTorch; serves everything."""
 
     def __init__(self, need: AttentionNeed) -> None:
         super().__init__(need)
         self._kept = [torch.empty(0, dtype=need.dtype), torch.empty(0, dtype=need.dtype)]
-
-    @classmethod
-    def why_not(cls, need: AttentionNeed) -> list[str]:
-        """Serves everything."""
-        return []
 
     def plan_prefill(
         self, batch: ForwardBatch, sequences: Sequence[int], page_size: int

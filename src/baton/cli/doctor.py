@@ -111,6 +111,7 @@ def _attention(attention: Attention) -> dict[str, Any]:
         "prefill": kinds[type(attention.prefill)],
         "decode": kinds[type(attention.decode)],
         "against": {name: kind.why_not(attention.prefill.need) for name, kind in names.items()},
+        "halves": {name: list(kind.halves) for name, kind in names.items()},
     }
 
 
@@ -175,10 +176,11 @@ def _print_model(report: dict[str, Any]) -> None:
     attention = report["attention"]
     table(
         "Attention backends",
-        ("backend", "serves", "against"),
+        ("backend", "can", "serves", "against"),
         [
             (
                 name,
+                "/".join(attention["halves"][name]),
                 ", ".join(h for h in ("prefill", "decode") if attention[h] == name) or "-",
                 "; ".join(against) or "nothing",
             )

@@ -11,6 +11,7 @@ from baton.core.errors import ConfigError
 from baton.core.kv import KVShape, KVView
 from baton.core.registry import Registry
 from baton.ops.dtypes import torch_dtype
+from baton.ops.kv_pages import store_tokens
 
 
 class KVFormat(ABC):
@@ -82,10 +83,8 @@ class DenseView:
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None) -> None:
         """See KVView. Rounds to the format's dtype."""
-        page, offset = slots // self.page_size, slots % self.page_size
-        self._key[page, :, offset] = key.to(self._key.dtype)
-        if value is not None:
-            self._value[page, :, offset] = value.to(self._value.dtype)
+        key_pages, value_pages = self.paged()
+        store_tokens(slots, key_pages, key, value_pages, value)
 
     def gather(
         self, pages: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None = None

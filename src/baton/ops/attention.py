@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.ops.dtypes import wide
+from baton.ops.kv_pages import has_triton
 
 _SCORE_ELEMENTS = 1 << 24  # most score elements that the plain path holds at once
 
@@ -98,3 +99,24 @@ def merge(
     part_a = torch.where(weight_a > 0, out_a * weight_a, 0.0)
     part_b = torch.where(weight_b > 0, out_b * weight_b, 0.0)
     return (part_a + part_b).to(out_a.dtype), lse
+
+
+def merge_into(
+    acc: torch.Tensor, acc_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """`merge` in place: fold `(out, lse)` into the running `(acc, acc_lse)`.
+
+    Args:
+        acc: `[T, H, D]`, contiguous, float32 (float64 for float64 models).
+        acc_lse: `[T, H]`, contiguous, acc's dtype.
+        out: `[T, H, D]`, any dtype, last dim contiguous.
+        lse: `[T, H]`, any strides.
+    """
+    if acc.device.type == "cuda" and has_triton():
+        from baton.ops.triton import merge as kernels
+
+        kernels.merge_into(acc, acc_lse, out, lse)
+        return
+    merged, new_lse = merge(acc, acc_lse, out.to(acc.dtype), lse.to(acc_lse.dtype))
+    acc.copy_(merged)
+    acc_lse.copy_(new_lse)

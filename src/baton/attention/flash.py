@@ -1,0 +1,89 @@
+"""FlashAttention libraries on Hopper: FA4 (`flash-attn-4`, CuTe DSL) and FA3 (`fa3-fwd`).
+
+Both take packed rows, align the causal mask to the lower right corner, share KV heads, return
+the log-sum-exp, and accept the MLA shape (192 wide keys, 128 wide values). FA4 compiles a kernel
+at the first call of each kind (`warm_up`), whatever the lengths are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from baton.attention.needs import against_cuda
+from baton.attention.packed import PackedBackend, Piece
+from baton.attention.spec import AttentionNeed, GQASpec
+
+
+def _against_dims(need: AttentionNeed) -> list[str]:
+    spec = need.spec
+    dim = spec.head_dim if isinstance(spec, GQASpec) else spec.nope_dim + spec.rope_dim
+    value = dim if isinstance(spec, GQASpec) else spec.value_dim
+    if dim > 256 or dim % 8 or value % 8:
+        return [f"heads of {dim} (values {value}) are not multiples of 8 up to 256"]
+    return []
+
+
+class FA4Backend(PackedBackend):
+    """`flash_attn.cute`."""
+
+    @classmethod
+    def limits(cls, need: AttentionNeed) -> list[str]:
+        """See AttentionBackend."""
+        packages = "flash_attn.cute", "cutlass", "quack"
+        dtypes = torch.bfloat16, torch.float16
+        return against_cuda(need, (9, 0), dtypes, *packages) + _against_dims(need)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, need_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See PackedBackend. The log-sum-exp always comes, so that there is one kernel less."""
+        from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+        kind: dict[str, Any] = {
+            "softmax_scale": self.need.spec.scale,
+            "causal": piece.causal,
+            "return_lse": True,
+        }
+        if len(piece.q_lens) == 1:
+            out, lse = flash_attn_func(q[None], k[None], v[None], **kind)
+            return out[0], lse[0].t()
+        out, lse = flash_attn_varlen_func(
+            q, k, v,
+            cu_seqlens_q=piece.cu_q,
+            cu_seqlens_k=piece.cu_k,
+            max_seqlen_q=max(piece.q_lens),
+            max_seqlen_k=max(piece.k_lens),
+            **kind,
+        )  # fmt: skip
+        return out, lse.t()
+
+
+class FA3Backend(PackedBackend):
+    """`fa3_fwd_interface`."""
+
+    @classmethod
+    def limits(cls, need: AttentionNeed) -> list[str]:
+        """See AttentionBackend."""
+        dtypes = torch.bfloat16, torch.float16
+        return against_cuda(need, (9, 0), dtypes, "fa3_fwd_interface") + _against_dims(need)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, need_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See PackedBackend."""
+        import fa3_fwd_interface as fa3
+
+        kind: dict[str, Any] = {
+            "softmax_scale": self.need.spec.scale,
+            "causal": piece.causal,
+            "return_attn_probs": True,
+        }
+        if len(piece.q_lens) == 1:
+            out, lse = fa3.flash_attn_func(q[None], k[None], v[None], **kind)
+            return out[0], lse[0].t()
+        out, lse = fa3.flash_attn_varlen_func(
+            q, k, v, piece.cu_q, piece.cu_k, max(piece.q_lens), max(piece.k_lens), **kind
+        )
+        return out, lse.t()

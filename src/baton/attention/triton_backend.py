@@ -1,0 +1,146 @@
+"""Decode over pages with Baton's own Triton kernels, planned on the device.
+
+`plan_decode` builds the task map from `batch.positions` (one small kernel, no host sync) and
+every layer uses it. With only decode rows in the step nothing else is read, so the plan and the
+layers can be captured in one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from baton.attention.backend import AttentionBackend, row_starts
+from baton.attention.needs import against_cuda
+from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
+from baton.core.errors import ConfigError
+from baton.core.forward import ForwardBatch
+from baton.core.kv import KVView
+
+if TYPE_CHECKING:
+    from baton.ops.triton.split import TaskMap, Workspace
+
+
+@dataclass(frozen=True)
+class TritonPlan:
+    """rows: flat rows of the decode sequences, None for all; pages: int64 [B, P]."""
+
+    rows: torch.Tensor | None
+    pages: torch.Tensor
+    shares: TaskMap
+
+
+class TritonBackend(AttentionBackend):
+    """Split-KV decode for GQA and MLA."""
+
+    halves: ClassVar[tuple[str, ...]] = ("decode",)
+    graphable: ClassVar[bool] = True
+
+    def __init__(self, need: AttentionNeed) -> None:
+        from baton.ops.triton.decode_gqa import gqa_config
+        from baton.ops.triton.decode_mla import mla_config
+
+        super().__init__(need)
+        spec, size = need.spec, need.dtype.itemsize
+        if isinstance(spec, GQASpec):
+            self._gqa = gqa_config(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
+            self._shape = self._gqa.tile, spec.num_kv_heads
+            self._space = self._gqa.rows, spec.head_dim
+            residents = self._gqa.residents
+        else:
+            self._mla = mla_config(spec.num_heads, size)
+            self._shape = self._mla.tile, -(-spec.num_heads // self._mla.rows)
+            self._space = self._mla.rows, spec.latent_dim
+            residents = self._mla.residents
+        cores = (
+            torch.cuda.get_device_properties(need.device).multi_processor_count
+            if need.device.type == "cuda"
+            else 4
+        )
+        self.programs = cores * residents
+        self._workspace: Workspace | None = None
+
+    @classmethod
+    def limits(cls, need: AttentionNeed) -> list[str]:
+        """See AttentionBackend."""
+        dtypes = torch.bfloat16, torch.float16, torch.float32
+        reasons = against_cuda(need, (8, 0), dtypes, "triton")
+        spec = need.spec
+        if isinstance(spec, MLASpec) and spec.latent_dim > 512:
+            reasons.append(f"latents of {spec.latent_dim} are wider than 512")
+        if isinstance(spec, GQASpec):
+            if spec.head_dim > 256:
+                reasons.append(f"heads of {spec.head_dim} are wider than 256")
+            if spec.num_heads // spec.num_kv_heads > 64:
+                reasons.append("more than 64 query heads per KV head")
+        return reasons
+
+    def plan_decode(
+        self, batch: ForwardBatch, sequences: Sequence[int], page_size: int
+    ) -> TritonPlan:
+        """See AttentionBackend."""
+        from baton.ops.triton.split import task_map
+
+        rows, pages = None, batch.pages
+        if len(sequences) < len(batch.query_lens):
+            starts = row_starts(batch)
+            index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
+            if pages.device.type == "cuda":
+                index = index.pin_memory()
+            index = index.to(pages.device, non_blocking=True)
+            rows, pages = index[0], pages[index[1]]
+        return TritonPlan(rows, pages, task_map(batch.positions, *self._shape, rows))
+
+    def _scratch(self) -> Workspace:
+        """Partial results, shared by all layers: the stream orders their use."""
+        from baton.ops.triton.split import Workspace
+
+        if self._workspace is None:
+            self._workspace = Workspace.make(2 * self.programs, *self._space, self.need.device)
+        return self._workspace
+
+    def decode_gqa(self, plan: TritonPlan, view: KVView, q: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend."""
+        from baton.ops.triton.decode_gqa import decode_gqa
+
+        key, value = _pages(view)
+        out, _ = decode_gqa(
+            _rows(q, plan), key, value, plan.pages, plan.shares, self._scratch(),
+            self.need.spec.scale, self.programs, self._gqa,
+        )  # fmt: skip
+        return out
+
+    def decode_mla(
+        self, plan: TritonPlan, view: KVView, q: torch.Tensor, up: torch.Tensor
+    ) -> torch.Tensor:
+        """See AttentionBackend. Absorbed: two small products per head around the kernel."""
+        from baton.ops.triton.decode_mla import decode_mla
+
+        spec = self.need.spec
+        assert isinstance(spec, MLASpec)
+        q = _rows(q, plan)
+        nope, rope = q[..., : spec.nope_dim], q[..., spec.nope_dim :]
+        moved = torch.bmm(nope.transpose(0, 1), up[:, : spec.nope_dim]).transpose(0, 1)
+        mixed, _ = decode_mla(
+            moved, rope, _pages(view)[0], plan.pages, plan.shares, self._scratch(),
+            spec.scale, self.programs, self._mla,
+        )  # fmt: skip
+        values = up[:, spec.nope_dim :].transpose(1, 2)
+        return torch.bmm(mixed.transpose(0, 1), values).transpose(0, 1)
+
+
+def _rows(q: torch.Tensor, plan: TritonPlan) -> torch.Tensor:
+    """The plan's rows of `q [T, H, D]`, last dim contiguous."""
+    q = q if plan.rows is None else q[plan.rows]
+    return q if q.stride(-1) == 1 else q.contiguous()
+
+
+def _pages(view: KVView) -> tuple[torch.Tensor, torch.Tensor]:
+    """The page tensors that kernels read."""
+    pages = view.paged()
+    if pages is None:
+        raise ConfigError("attention backend 'triton': this KV format has no kernel to read it")
+    return pages

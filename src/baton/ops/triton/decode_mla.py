@@ -1,0 +1,159 @@
+"""Latent (absorbed MLA) decode attention over pages: every head against one shared latent.
+
+Bytes: each token's latent and rope once, `len * 576 * size`; FLOPs: `2 * len * H * (576 + 512)`,
+30 FLOPs a byte in BF16 for 16 heads (memory-bound), 242 for 128 (near the card's balance). A tile
+of latents is loaded once and used twice, as keys and as values (its first 512 columns).
+
+Up to 64 heads form one block (16 or 32 rows: mma.sync; 64 rows: wgmma); more heads are more
+blocks. The accumulator, `heads x 512` in float32, is what fills the registers: see `mla_config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.ops.triton.decode_gqa import pages_of
+from baton.ops.triton.split import TaskMap, Workspace, combine, owned, sequence_of
+
+
+@triton.jit
+def _decode_mla_kernel(
+    q, q_rope, k_pages, pages, lengths, bounds, out, lse, part, part_lse, batch, scale_log2,
+    q_row, q_head, rope_row, rope_head, k_page, k_token, table_row,
+    H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, L_PAD: tl.constexpr,
+    ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    B_PAD: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    r = tl.arange(0, R)
+    n = tl.arange(0, TILE)
+    c = tl.arange(0, L_PAD)
+    e = tl.arange(0, ROPE_PAD)
+    unit, stop, _per = owned(bounds, batch)
+    while unit < stop:
+        b = sequence_of(unit, bounds, batch, B_PAD)
+        length = tl.load(lengths + b)
+        tiles = tl.cdiv(length, TILE)
+        inside = unit - tl.load(bounds + b)
+        head = inside // tiles * R + r
+        first = inside % tiles
+        last = tl.minimum(tiles, first + stop - unit)
+        b = b.to(tl.int64)
+        here = head < H
+        query = tl.load(
+            q + b * q_row + head[:, None] * q_head + c[None, :],
+            here[:, None] & (c < L)[None, :],
+            0.0,
+        )
+        turn = tl.load(
+            q_rope + b * rope_row + head[:, None] * rope_head + e[None, :],
+            here[:, None] & (e < ROPE)[None, :],
+            0.0,
+        )
+        top = tl.full([R], float("-inf"), tl.float32)
+        total = tl.zeros([R], tl.float32)
+        acc = tl.zeros([R, L_PAD], tl.float32)
+        table = pages + b * table_row
+        page = pages_of(table, first, n, length, TILE, PAGE)
+        for t in tl.range(first, last, num_stages=STAGES):
+            token = t * TILE + n
+            live = token < length
+            at = k_pages + (page * k_page + token % PAGE * k_token)[:, None]
+            later = pages_of(table, tl.minimum(t + 1, last - 1), n, length, TILE, PAGE)
+            k = tl.load(at + c[None, :], live[:, None] & (c < L)[None, :], 0.0).to(query.dtype)
+            kr = tl.load(at + L + e[None, :], live[:, None] & (e < ROPE)[None, :], 0.0).to(
+                query.dtype
+            )
+            s = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+            s = tl.dot(turn, tl.trans(kr), s, input_precision=PRECISION) * scale_log2
+            s = tl.where(live[None, :], s, float("-inf"))
+            new_top = tl.maximum(top, tl.max(s, 1))
+            p = tl.exp2(s - new_top[:, None])
+            old = tl.exp2(top - new_top)
+            total = total * old + tl.sum(p, 1)
+            acc = acc * old[:, None]
+            acc = tl.dot(p.to(query.dtype), k, acc, input_precision=PRECISION)
+            top, page = new_top, later
+        top += tl.log2(total)
+        acc = acc / total[:, None]
+        mask = here[:, None] & (c < L)[None, :]
+        if first == 0 and last == tiles:
+            at_out = out + (b * H + head)[:, None] * L + c[None, :]
+            tl.store(at_out, acc.to(out.dtype.element_ty), mask)
+            tl.store(lse + b * H + head, top * 0.6931471805599453, here)
+        else:
+            slot = (2 * tl.program_id(0) + (first == 0).to(tl.int32)).to(tl.int64)
+            tl.store(part + (slot * R + r)[:, None] * L + c[None, :], acc, mask)
+            tl.store(part_lse + slot * R + r, top, here)
+        unit += last - first
+
+
+@dataclass(frozen=True)
+class MLAConfig:
+    """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, and how many
+    programs fit on a multiprocessor by shared memory."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    residents: int
+
+
+def mla_config(heads: int, itemsize: int = 2) -> MLAConfig:
+    """The shape for `heads` heads, chosen so that nothing spills (compiled for sm_90: 168
+    registers with 16 heads, 180 with 32, 255 with 64) and so that about 150 KB of latents are in
+    flight on a multiprocessor."""
+    rows = min(64, max(16, triton.next_power_of_2(heads)))
+    if itemsize > 2:
+        return MLAConfig(rows, 16, 8, 2, 1)
+    if rows == 16:
+        return MLAConfig(16, 32, 4, 3, 2)
+    return MLAConfig(rows, 64, 8, 3 if rows == 32 else 2, 1)
+
+
+def decode_mla(
+    q: torch.Tensor,
+    q_rope: torch.Tensor,
+    pages_kv: torch.Tensor,
+    pages: torch.Tensor,
+    shares: TaskMap,
+    space: Workspace,
+    scale: float,
+    programs: int,
+    config: MLAConfig,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query token per sequence against its latents.
+
+    Args:
+        q: `[B, H, L]`, queries moved into the latent space, any strides but the last.
+        q_rope: `[B, H, rope]`, rotated, any strides but the last.
+        pages_kv: pages `[num_pages, page_size, 1, L + rope]`.
+        pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
+        shares: `task_map(..., tile=config.tile, blocks=ceil(H / config.rows))`.
+        space: `>= 2 * programs` slots of `config.rows` rows and L columns.
+        scale: on the scores.
+        programs: how many programs share the units.
+
+    Returns:
+        `(out [B, H, L] in q's dtype, lse float32 [B, H])`, still in the latent space.
+    """
+    batch, heads, latent = q.shape
+    rope, page_size = q_rope.shape[-1], pages_kv.shape[1]
+    out = torch.empty(batch, heads, latent, dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
+    _decode_mla_kernel[(programs,)](
+        q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
+        space.out, space.lse, batch, scale * 1.4426950408889634,
+        q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
+        pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
+        H=heads, R=config.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
+        ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
+        B_PAD=triton.next_power_of_2(batch), STAGES=config.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps,
+    )  # fmt: skip
+    combine(space, shares, out, lse, programs, config.rows, 0)
+    return out, lse

@@ -1,0 +1,178 @@
+"""How decode attention is shared out over programs, and how partial results become one.
+
+The work of a step is a line of *units*: sequence by sequence, head block by head block, tile of
+tokens by tile of tokens. `C` persistent programs own `ceil(units / C)` consecutive units each,
+so one 64K sequence among fifteen of 4K costs what its bytes cost and no more (a fixed number of
+splits per sequence leaves most programs waiting for the longest). Only `bounds` is stored: every
+program finds its own segments, and the combiner finds who wrote what, by arithmetic:
+
+- program p owns units [p * per, (p + 1) * per), per = ceil(units / C);
+- it meets at most one segment that began in an earlier program (partial slot 2p) and at most one
+  that goes on in the next (slot 2p + 1, or 2p when it is both); all others are complete and go
+  straight to the output.
+
+Everything is computed on the device from the positions, once per step, so a captured graph
+replays with new lengths. Bytes: `4 (2 B + 1)`; a microsecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+LN2 = 0.6931471805599453
+
+
+@triton.jit
+def _map_kernel(positions, rows, lengths, bounds, batch, blocks, TILE: tl.constexpr, B_PAD: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip # noqa: E501
+    b = tl.arange(0, B_PAD)
+    row = tl.load(rows + b, b < batch, 0) if ROWS else b
+    length = (tl.load(positions + row, b < batch, -1) + 1).to(tl.int32)
+    units = tl.cdiv(length, TILE) * blocks
+    tl.store(lengths + b, length, b < batch)
+    tl.store(bounds + 1 + b, tl.cumsum(units, 0), b < batch)
+    tl.store(bounds, 0)
+
+
+@triton.jit
+def owned(bounds, batch):
+    """This program's units `[first, last)` of the line, and the units per program."""
+    units = tl.load(bounds + batch)
+    per = tl.maximum(tl.cdiv(units, tl.num_programs(0)), 1)
+    first = tl.program_id(0) * per
+    return first, tl.minimum(first + per, units), per
+
+
+@triton.jit
+def sequence_of(unit, bounds, batch, B_PAD: tl.constexpr):
+    """The sequence that holds `unit`: how many sequences end at or before it. One load of the
+    whole (cached) table and one reduction; a binary search would be a chain of loads."""
+    b = tl.arange(0, B_PAD)
+    ends = tl.load(bounds + 1 + b, b < batch, 2147483647)
+    return tl.sum((ends <= unit).to(tl.int32), 0)
+
+
+@triton.jit
+def _combine_kernel(
+    part, part_lse, lengths, bounds, out, lse, batch, programs,
+    heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, TILE: tl.constexpr, S_BLOCK: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """One program per (sequence, query head): the log-sum-exp weighted mean of its partials
+    (`part [slots, R, D]`, base-2 `part_lse [slots, R]`). Leaves what is complete alone."""
+    b, head = tl.program_id(0), tl.program_id(1)
+    block, r = head // BLOCK_HEADS, head % BLOCK_HEADS
+    tiles = tl.cdiv(tl.load(lengths + b), TILE)
+    d = tl.arange(0, D_PAD)
+    row = (b * heads + head).to(tl.int64)
+    if tiles == 0:
+        tl.store(out + row * D + d, tl.zeros([D_PAD], out.dtype.element_ty), d < D)
+        tl.store(lse + row, float("-inf"))
+    else:
+        if STATIC > 0:
+            slot0 = (b * (heads // BLOCK_HEADS) + block) * STATIC
+            count = tl.cdiv(tiles, tl.cdiv(tiles, STATIC))
+            step = 1
+            start = slot0
+        else:
+            units = tl.load(bounds + batch)
+            per = tl.maximum(tl.cdiv(units, programs), 1)
+            first = tl.load(bounds + b) + block * tiles
+            p0 = first // per
+            count = (first + tiles - 1) // per - p0 + 1
+            step = 2
+            start = 2 * p0 + 1  # the first piece begins the sequence, the others continue it
+        if count > 1 or STATIC > 0:
+            top = float("-inf")
+            total = 0.0
+            acc = tl.zeros([D_PAD], tl.float32)
+            for base in range(0, count, S_BLOCK):
+                i = base + tl.arange(0, S_BLOCK)
+                slot = (start + i * step).to(tl.int64)
+                if STATIC == 0:
+                    slot -= (i > 0).to(tl.int64)
+                piece = tl.load(part_lse + slot * R + r, i < count, float("-inf"))
+                new_top = tl.maximum(top, tl.max(piece, 0))
+                weight = tl.exp2(piece - new_top)
+                old = tl.exp2(top - new_top)
+                value = tl.load(
+                    part + (slot * R + r)[:, None] * D + d[None, :],
+                    (i < count)[:, None] & (d < D)[None, :],
+                    0.0,
+                )
+                acc = acc * old + tl.sum(value * weight[:, None], 0)
+                total = total * old + tl.sum(weight, 0)
+                top = new_top
+            tl.store(out + row * D + d, (acc / total).to(out.dtype.element_ty), d < D)
+            tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
+
+
+@dataclass(frozen=True)
+class TaskMap:
+    """One step's shares, good for every layer.
+
+    lengths: int32 [B], tokens of each sequence, its newest included.
+    bounds: int32 [B + 1], first unit of each sequence; the last is the number of units.
+    tile: tokens of a unit. blocks: head blocks of a sequence.
+    """
+
+    lengths: torch.Tensor
+    bounds: torch.Tensor
+    tile: int
+    blocks: int
+
+
+def task_map(
+    positions: torch.Tensor, tile: int, blocks: int, rows: torch.Tensor | None = None
+) -> TaskMap:
+    """Shares for decode rows whose newest tokens are at `positions` (int64 `[T]`; -1: no tokens).
+
+    `rows` (int64 `[B]`) picks the decode rows, None takes all. One launch, no host sync.
+    """
+    batch = positions.shape[0] if rows is None else rows.shape[0]
+    table = torch.empty(2 * batch + 1, dtype=torch.int32, device=positions.device)
+    lengths, bounds = table[:batch], table[batch:]
+    _map_kernel[(1,)](
+        positions, positions if rows is None else rows, lengths, bounds, batch, blocks,
+        TILE=tile, B_PAD=triton.next_power_of_2(batch), ROWS=rows is not None, num_warps=4,
+    )  # fmt: skip
+    return TaskMap(lengths, bounds, tile, blocks)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Partial results: `out` float32 `[slots, R, D]`, `lse` float32 `[slots, R]` in base 2."""
+
+    out: torch.Tensor
+    lse: torch.Tensor
+
+    @classmethod
+    def make(cls, slots: int, rows: int, dim: int, device: torch.device) -> Workspace:
+        """Uninitialised memory for `slots` partials of `rows` heads."""
+        out = torch.empty(slots, rows, dim, dtype=torch.float32, device=device)
+        return cls(out, torch.empty(slots, rows, dtype=torch.float32, device=device))
+
+
+def combine(
+    space: Workspace,
+    shares: TaskMap,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    programs: int,
+    block_heads: int,
+    static: int,
+) -> None:
+    """Finish `out [B, H, D]` and `lse [B, H]` (natural) where a sequence was split.
+
+    Bytes: the partials once; rows that were not split cost a launch and three loads.
+    """
+    batch, heads, dim = out.shape
+    _combine_kernel[(batch, heads)](
+        space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch, programs,
+        heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim,
+        D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, S_BLOCK=16, STATIC=static,
+        num_warps=4,
+    )  # fmt: skip

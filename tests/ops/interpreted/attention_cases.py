@@ -1,0 +1,143 @@
+"""Decode kernels against float64, over shuffled pages that are NaN wherever nothing was stored.
+
+Collected by `test_triton_attention.py` only. The interpreter's `tl.dot` is wrong for BF16
+operands, so these use FP32 and FP16.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
+from baton.ops.triton.decode_mla import MLAConfig, decode_mla, mla_config
+from baton.ops.triton.split import Workspace, task_map
+
+
+class Paged:
+    """Sequences of `lengths` on shuffled pages `[N, page, heads, dim]`; page 0 is nobody's."""
+
+    def __init__(self, lengths: list[int], page: int, heads: int, dim: int, dtype: torch.dtype):
+        gen = torch.Generator().manual_seed(sum(lengths) + page)
+        counts = [-(-n // page) for n in lengths]
+        order = (torch.randperm(sum(counts) + 2, generator=gen) + 1).tolist()
+        self.table = torch.full((len(lengths), max(counts) + 1), -(2**40))
+        self.store = torch.full((len(order) + 1, heads, page, dim), torch.nan, dtype=dtype)
+        self.tokens = []
+        for i, n in enumerate(lengths):
+            x = torch.randn(n, heads, dim, generator=gen).to(dtype)
+            for j in range(counts[i]):
+                self.table[i, j] = order.pop()
+                part = x[j * page : (j + 1) * page]
+                self.store[self.table[i, j], :, : len(part)] = part.transpose(0, 1)
+            self.tokens.append(x.double())
+        self.pages = self.store.transpose(1, 2)
+
+
+def reference(q, keys, values, scale):
+    """float64 `(out [B, H, D], lse [B, H])`; an empty sequence gives zeros and -inf."""
+    outs, lses = [], []
+    for row, k, v in zip(q.double(), keys, values, strict=True):
+        group = row.shape[0] // k.shape[1]
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+        s = torch.einsum("hd,nhd->hn", row, k) * scale
+        lses.append(s.logsumexp(-1))
+        outs.append(torch.einsum("hn,nhd->hd", s.softmax(-1).nan_to_num(), v))
+    return torch.stack(outs), torch.stack(lses)
+
+
+def close(got, want, dtype):
+    tolerance = 2e-5 if dtype == torch.float32 else 3e-3
+    return (got.double() - want).norm() <= tolerance * want.norm()
+
+
+MIXES = {
+    "one": [1],
+    "borders": [63, 64, 65, 128, 1, 192],
+    "skew": [700, 33, 2, 64],
+    "empty": [100, 0, 5, 0],
+    "uniform": [64, 64, 64],
+}
+F32, F16 = torch.float32, torch.float16
+
+
+@pytest.mark.parametrize("programs", [1, 7, 40])
+@pytest.mark.parametrize("mix", MIXES)
+def test_gqa_shares(mix: str, programs: int) -> None:
+    check_gqa(MIXES[mix], 64, 2, 3, 64, programs, F32)
+
+
+@pytest.mark.parametrize(
+    "page, kv_heads, group, dim, dtype",
+    [
+        (16, 1, 8, 128, F16),
+        (64, 3, 1, 96, F32),
+        (64, 1, 12, 64, F16),
+        (128, 1, 17, 80, F32),
+        (1, 1, 2, 16, F32),
+    ],
+)
+def test_gqa_shapes(page, kv_heads, group, dim, dtype) -> None:
+    check_gqa([65, 130, 1], page, kv_heads, group, dim, 4, dtype)
+
+
+@pytest.mark.parametrize("static", [1, 4])
+def test_gqa_static_split(static: int) -> None:
+    check_gqa([700, 33, 2, 0], 64, 2, 3, 64, 1, F32, static)
+
+
+def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0) -> None:
+    keys = Paged(lengths, page, kv_heads, dim, dtype)
+    values = keys.store.flip(-1).transpose(1, 2)
+    q = torch.randn(len(lengths), kv_heads * group, dim).to(dtype)
+    # Among other rows, as in a step that also prefills; positions are lengths - 1.
+    positions = torch.full((2 * len(lengths),), 10**6)
+    rows = torch.arange(len(lengths)) * 2 + 1
+    positions[rows] = torch.tensor(lengths) - 1
+    config = gqa_config(group, dim, q.itemsize)
+    shares = task_map(positions, config.tile, kv_heads, rows)
+    slots = len(lengths) * kv_heads * static if static else 2 * programs
+    space = Workspace.make(slots, config.rows, dim, q.device)
+    space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
+    out, lse = decode_gqa(
+        q, keys.pages, values, keys.table, shares, space, 0.3, programs,
+        config, static,
+    )  # fmt: skip
+    want, want_lse = reference(q, keys.tokens, [k.flip(-1) for k in keys.tokens], 0.3)
+    assert close(out, want, dtype)
+    assert torch.allclose(lse.double(), want_lse, atol=1e-3 if dtype == F16 else 1e-5)
+
+
+@pytest.mark.parametrize("programs", [1, 9, 60])
+@pytest.mark.parametrize("mix", MIXES)
+def test_mla_shares(mix: str, programs: int) -> None:
+    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_config(3), F32)
+
+
+@pytest.mark.parametrize(
+    "page, heads, latent, rope, config, dtype",
+    [
+        (16, 16, 128, 64, mla_config(16), F16),
+        (64, 80, 96, 48, mla_config(80), F32),  # two blocks of heads, the second part empty
+        (64, 32, 512, 64, mla_config(32, 4), F32),
+    ],
+)
+def test_mla_shapes(page, heads, latent, rope, config, dtype) -> None:
+    check_mla([65, 130, 1], page, heads, latent, rope, 5, config, dtype)
+
+
+def check_mla(lengths, page, heads, latent, rope, programs: int, config: MLAConfig, dtype) -> None:
+    paged = Paged(lengths, page, 1, latent + rope, dtype)
+    q = torch.randn(len(lengths), heads, latent + rope).to(dtype)
+    positions = torch.tensor(lengths) - 1
+    shares = task_map(positions, config.tile, -(-heads // config.rows))
+    space = Workspace.make(2 * programs, config.rows, latent, q.device)
+    space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
+    out, lse = decode_mla(
+        q[..., :latent], q[..., latent:], paged.pages, paged.table, shares, space, 0.1, programs,
+        config,
+    )  # fmt: skip
+    values = [x[..., :latent] for x in paged.tokens]
+    want, want_lse = reference(q, paged.tokens, values, 0.1)
+    assert close(out, want, dtype)
+    assert torch.allclose(lse.double(), want_lse, atol=1e-3 if dtype == F16 else 1e-5)
