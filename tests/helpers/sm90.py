@@ -1,0 +1,68 @@
+"""Compiles Triton kernels for Hopper where there is no GPU, and reads what came out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """registers, local bytes (spills) and shared bytes of a kernel, and its machine code."""
+
+    registers: int
+    local: int
+    shared: int
+    sass: str
+
+    def count(self, word: str) -> int:
+        """Lines of machine code that hold `word`."""
+        return sum(word in line for line in self.sass.splitlines())
+
+
+def compile_sm90(
+    kernel: Any,
+    args: dict[str, str],
+    constants: dict[str, Any],
+    unaligned: tuple[str, ...] = (),
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> Compiled:
+    """Args map names to Triton types ("*bf16", "i32", "fp32"); pointers and integers count as
+    divisible by 16, as the launcher would find, except those in `unaligned`."""
+    names = kernel.arg_names
+    signature = {n: args.get(n, "constexpr") for n in names}
+    aligned = [n for n, t in args.items() if (t[0] == "*" or t[0] == "i") and n not in unaligned]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+    source = ASTSource(
+        kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attrs
+    )
+    found = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": num_warps, "num_stages": num_stages},
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(found.asm["cubin"])
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        sass = _run("cuobjdump", "-sass", file.name)
+    registers, stack, local = (
+        int(re.search(rf"{word}:(\d+)", usage)[1])  # type: ignore[index]
+        for word in ("REG", "STACK", "LOCAL")
+    )
+    return Compiled(registers, stack + local, found.metadata.shared, sass)
+
+
+def _run(tool: str, *args: str) -> str:
+    done = subprocess.run([str(TOOLS / tool), *args], capture_output=True, text=True, check=True)
+    return done.stdout
