@@ -9,6 +9,9 @@ from baton.ops.activation import silu_mul
 from baton.ops.dispatch import on_gpu
 from baton.ops.dtypes import wide
 
+#: Tokens per expert, on average, from which PyTorch's grouped GEMM beats the fused kernels.
+LIBRARY_FROM = float("inf")
+
 
 def expert_mlp(
     x: torch.Tensor,
@@ -38,6 +41,11 @@ def expert_mlp(
         from baton.ops.triton import moe as kernels
 
         if kernels.supported(x, gate_up, down):
+            mean = experts.numel() / gate_up.shape[0]
+            if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
+                from baton.ops.triton import moe_library
+
+                return moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
             return kernels.expert_mlp(x, experts, weights, gate_up, down, shared)
     top_k = experts.shape[1]
     order = experts.flatten().argsort(stable=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
 from baton.ops import router as plain_router
-from baton.ops.triton import moe, router
+from baton.ops.triton import moe, moe_library, router
 from baton.ops.triton.align import align
 
 
@@ -149,3 +149,16 @@ def test_useless_logits_still_choose_distinct_experts(name: str, value: float) -
     assert (experts >= 0).all()
     assert (experts < config.num_experts).all()
     assert all(len(set(row)) == config.top_k for row in experts.tolist())
+
+
+@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
+def test_grouped_gemm_of_the_library(case: str) -> None:
+    torch.manual_seed(0)
+    count, top_k, hidden, inner, tokens = 6, 3, 64, 32, 37
+    experts = choices(case, tokens, count, top_k)
+    weights = torch.rand(tokens, top_k)
+    x, shared = torch.randn(2, tokens, hidden).bfloat16()
+    gate_up = (torch.randn(count, 2 * inner, hidden) * hidden**-0.5).bfloat16()
+    down = (torch.randn(count, hidden, inner) * inner**-0.5).bfloat16()
+    out = moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
+    assert error(out, oracle(x, experts, weights, gate_up, down, shared)) < 2e-2

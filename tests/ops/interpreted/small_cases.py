@@ -71,7 +71,7 @@ def pages(kv_heads: int, dim: int, value: int, dtype: torch.dtype, shared: bool 
 )
 def test_gqa_heads(heads, dim, side, tokens, normed, interleaved, dtype) -> None:
     torch.manual_seed(0)
-    (num_q, num_kv), width = heads, (heads[0] + 2 * heads[1]) * dim
+    num_kv, width = heads[1], (heads[0] + 2 * heads[1]) * dim
     x = torch.randn(tokens, width + 7).to(dtype)[:, :width]
     norms = tuple((torch.rand(dim) + 0.5).to(dtype) for _ in "qk") if normed else None
     rotation = angles(tokens, side, interleaved)

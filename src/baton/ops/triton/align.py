@@ -79,7 +79,7 @@ def align(experts: torch.Tensor, count: int, block_m: int) -> Alignment:
     rows, place, tile_experts, ends = (
         torch.empty(size, dtype=torch.int32, device=where) for size in sizes
     )
-    chunk = min(4096, triton.next_power_of_2(pairs))
+    chunk = min(2048, triton.next_power_of_2(pairs))
     _align[(count,)](
         experts, rows, place, tile_experts, ends, pairs,
         E=count, LANES=triton.next_power_of_2(count), CHUNK=max(chunk, 32), BLOCK_M=block_m,

@@ -137,8 +137,8 @@ def _gqa(
             col = tl.arange(0, WIDE)[None, :]
             inside = (head < KV) & (col < DIM)
             v = tl.load(source + (Q + KV + head) * DIM + col, mask=inside, other=0.0)
-            target = value + page * value_page + offset * value_offset + head * value_head + col
-            tl.store(target, v.to(value.dtype.element_ty), mask=inside & stored)
+            place = value + page * value_page + offset * value_offset + head * value_head + col
+            tl.store(place, v.to(value.dtype.element_ty), mask=inside & stored)
 
 
 def gqa_heads(
@@ -196,39 +196,55 @@ def _mla(
     c, s = _angles(cos, sin, token, SIDE, BLOCK)
     if tile > 0:
         head = (tile - 1) * TILE + tl.arange(0, TILE)[:, None]
-        row = head * (NOPE + 2 * SIDE) + NOPE
-        source = q + token * q_stride
-        first, second, rest = _norm_rope(
-            source, row, head < HEADS, weight, eps, c, s,
-            2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False,
-        )  # fmt: skip
-        _put(source, row, head < HEADS, first, second, rest,
-             2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
+        _turn(q + token * q_stride, head * (NOPE + 2 * SIDE) + NOPE, head < HEADS, c, s,
+              SIDE, BLOCK, INTERLEAVED)  # fmt: skip
     else:
         slot = tl.load(slots + token)
         stored = slot >= 0
         slot = tl.where(stored, slot, 0).to(tl.int64)
         target = key + slot // PAGE * key_page + slot % PAGE * key_offset
-        source = kv + token * kv_stride
-        row = tl.zeros([1, 1], tl.int32)
-        col = row + tl.arange(0, WIDE)[None, :]
-        inside = col < RANK
-        latent = tl.load(source + col, mask=inside, other=0.0)
-        wide = latent.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 1) / RANK + eps)[:, None]
-        latent = _scaled(latent, scale, weight, col, inside)
-        live = row == 0
-        first, second, rest = _norm_rope(
-            source, row + RANK, live, weight, eps, c, s,
-            2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False,
-        )  # fmt: skip
-        first, second = first.to(latent.dtype), second.to(latent.dtype)
-        tl.store(source + col, latent, mask=inside)
-        tl.store(target + col, latent.to(key.dtype.element_ty), mask=inside & stored)
-        _put(source, row + RANK, live, first, second, rest,
-             2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
-        _put(target, row + RANK, live & stored, first, second, rest,
-             2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
+        _latent(kv + token * kv_stride, target, stored, weight, eps, c, s,
+                SIDE, BLOCK, RANK, WIDE, INTERLEAVED)  # fmt: skip
+
+
+@triton.jit
+def _turn(
+    source, row, live, c, s, SIDE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Rotate heads in place."""
+    first, second, rest = _norm_rope(
+        source, row, live, source, 0.0, c, s, 2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False
+    )
+    _put(source, row, live, first, second, rest, 2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)
+
+
+@triton.jit
+def _latent(
+    source, target, stored, weight, eps, c, s,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Norm the latent and rotate the key behind it, in place and into the page."""
+    row = tl.zeros([1, 1], tl.int32)
+    col = row + tl.arange(0, WIDE)[None, :]
+    inside = col < RANK
+    latent = tl.load(source + col, mask=inside, other=0.0)
+    wide = latent.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / RANK + eps)[:, None]
+    latent = _scaled(latent, scale, weight, col, inside)
+    tl.store(source + col, latent, mask=inside)
+    tl.store(target + col, latent.to(target.dtype.element_ty), mask=inside & stored)
+    live = row == 0
+    first, second, rest = _norm_rope(
+        source, row + RANK, live, weight, eps, c, s,
+        2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False,
+    )  # fmt: skip
+    # Rounded to the compute dtype first: what is stored is what attention gets.
+    turned, other = first.to(latent.dtype), second.to(latent.dtype)
+    _put(source, row + RANK, live, turned, other, rest,
+         2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
+    _put(target, row + RANK, live & stored, turned, other, rest,
+         2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
 
 
 def mla_heads(

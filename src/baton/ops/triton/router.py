@@ -61,7 +61,7 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     over parts. `parts` depends on T alone."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
     x = x if x.stride(1) == 1 else x.contiguous()
-    block_t = 16 if tokens <= 64 else 64
+    block_t = 16 if tokens <= 64 else 64 if tokens <= 2048 else 128
     tiles = triton.cdiv(experts, 64) * triton.cdiv(tokens, block_t)
     steps = triton.cdiv(hidden, _INNER)
     part = _INNER * triton.cdiv(steps, min(steps, 16, max(1, _SMS // tiles)))
