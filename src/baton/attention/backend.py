@@ -156,9 +156,12 @@ class Attention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        stored: bool = False,
     ) -> torch.Tensor:
-        """Store `k`, `v` `[T, Hk, D]` (rotated already) and attend with `q [T, H, D]`."""
-        view.store(plan.slots, k, v)
+        """Store `k`, `v` `[T, Hk, D]` (rotated already) unless they are `stored`, and attend
+        with `q [T, H, D]`."""
+        if not stored:
+            view.store(plan.slots, k, v)
         long = single = None
         if plan.prefill is not None:
             long = self.prefill.prefill_gqa(plan.prefill, view, q, k, v)
@@ -173,6 +176,7 @@ class Attention:
         q: torch.Tensor,
         latent: torch.Tensor,
         up: torch.Tensor,
+        stored: bool = False,
     ) -> torch.Tensor:
         """Store latents and attend.
 
@@ -183,11 +187,13 @@ class Attention:
             latent: `[T, latent_dim + rope_dim]`, normed latent and rotated shared key.
             up: `[H, nope_dim + value_dim, latent_dim]`, the weights from latents to keys
                 (first rows) and values of each head.
+            stored: the latents are in their pages already.
 
         Returns:
             `[T, H, value_dim]`.
         """
-        view.store(plan.slots, latent[:, None], None)
+        if not stored:
+            view.store(plan.slots, latent[:, None], None)
         long = single = None
         if plan.prefill is not None:
             long = self.prefill.prefill_mla(plan.prefill, view, q, latent, up)

@@ -12,6 +12,7 @@ from baton.core.kv import KVView
 from baton.layers.linear import column, row
 from baton.layers.norm import RMSNorm
 from baton.layers.weights import LayerContext, split_even, split_kv_heads
+from baton.ops.qkv import gqa_heads
 
 
 def gqa_spec(config: GQAConfig, scale: float, context: LayerContext) -> GQASpec:
@@ -30,7 +31,7 @@ class GQA(nn.Module):
         dim = config.head_dim
         q = split_even(config.num_heads, context.group, "the number of attention heads", dim)
         kv = split_kv_heads(config.num_kv_heads, dim, context.group)
-        self.dim, self.widths = dim, (q.size, kv.size, kv.size)
+        self.heads, self.eps = (q.size // dim, kv.size // dim), eps
         parts = {"q_proj": q, "k_proj": kv, "v_proj": kv}
         self.qkv_proj = column(context, hidden, parts, bias=config.bias)
         self.o_proj = row(context, "o_proj", q, hidden, bias=config.bias)
@@ -41,10 +42,12 @@ class GQA(nn.Module):
         self, x: torch.Tensor, attention: Attention, plan: AttentionPlan, view: KVView
     ) -> torch.Tensor:
         """`[T, hidden] -> [T, hidden]`; the tokens' keys and values go to `view`."""
-        q, k, v = self.qkv_proj(x).split(self.widths, -1)
-        q, k, v = (part.reshape(x.shape[0], -1, self.dim) for part in (q, k, v))
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = attention.gqa(plan, view, plan.rotation(q), plan.rotation(k), v)
+            norms = self.q_norm.weight, self.k_norm.weight
+        q, k, v = gqa_heads(
+            self.qkv_proj(x), self.heads, norms, self.eps, plan.rotation, view, plan.slots
+        )
+        out = attention.gqa(plan, view, q, k, v, stored=True)
         y: torch.Tensor = self.o_proj(out.flatten(1))
         return y

@@ -12,6 +12,7 @@ from baton.core.kv import KVView
 from baton.layers.linear import column, replicated, row
 from baton.layers.norm import RMSNorm
 from baton.layers.weights import LayerContext, split_even
+from baton.ops.qkv import mla_heads
 
 LATENT_EPS = 1e-6  # of the norms on latents: the family fixes it, whatever rms_norm_eps says
 
@@ -61,13 +62,9 @@ class MLA(nn.Module):
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.view(tokens, self.heads, -1)
-        q = torch.cat((q[..., : config.nope_dim], plan.rotation(q[..., config.nope_dim :])), -1)
-        latent, shared = self.kv_a_proj_with_mqa(x).split(
-            (config.kv_lora_rank, config.rope_dim), -1
-        )
-        shared = plan.rotation(shared[:, None])[:, 0]
-        latent = torch.cat((self.kv_a_layernorm(latent), shared), -1)
+        norm, kv = self.kv_a_layernorm, self.kv_a_proj_with_mqa(x)
+        q, latent = mla_heads(q, kv, norm.weight, norm.eps, plan.rotation, view, plan.slots)
         up = self.kv_b_proj.weight.view(self.heads, -1, config.kv_lora_rank)
-        out = attention.mla(plan, view, q, latent, up)
+        out = attention.mla(plan, view, q, latent, up, stored=True)
         y: torch.Tensor = self.o_proj(out.flatten(1))
         return y

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from baton.config.model import MoEConfig
@@ -11,7 +10,7 @@ from baton.layers.mlp import MLP
 from baton.layers.weights import Fill, LayerContext, Source, Weighted, split_even
 from baton.ops.dtypes import wide
 from baton.ops.moe import expert_mlp
-from baton.ops.router import route
+from baton.ops.router import gate
 
 
 class Router(Weighted):
@@ -23,23 +22,23 @@ class Router(Weighted):
 
     def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
         super().__init__()
-        self.moe, self.dtype = moe, wide(context.dtype)
+        self.moe, dtype = moe, wide(context.dtype)
         experts = moe.num_experts
         self.weight: torch.Tensor
-        self.declare("weight", (experts, hidden), self.dtype)
+        self.declare("weight", (experts, hidden), dtype)
         all_rows = slice(None)
         weight = Source("gate.weight", (experts, hidden), (all_rows, all_rows))
         self.fills.append(Fill("weight", (all_rows, all_rows), (weight,)))
         self.bias: torch.Tensor | None
         self.register_parameter("bias", None)
         if moe.score_bias:
-            self.declare("bias", (experts,), self.dtype)
+            self.declare("bias", (experts,), dtype)
             bias = Source("gate.e_score_correction_bias", (experts,), (all_rows,))
             self.fills.append(Fill("bias", (all_rows,), (bias,), dummy="zero"))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[T, H] -> (experts int64 [T, K], weights [T, K])`."""
-        return route(F.linear(x.to(self.dtype), self.weight), self.bias, self.moe)
+        return gate(x, self.weight, self.bias, self.moe)
 
 
 class Experts(Weighted):
@@ -76,10 +75,14 @@ class Experts(Weighted):
             self.fills.append(Fill("down", (e, every, every), sources))
 
     def forward(
-        self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None,
     ) -> torch.Tensor:
-        """This rank's share of the combined output, `[T, H]`, in the combine's dtype."""
-        return expert_mlp(x, experts, weights, self.gate_up, self.down, self.wide_combine)
+        """This rank's share of the combined output, with `shared` added: `[T, H]`."""
+        return expert_mlp(x, experts, weights, self.gate_up, self.down, self.wide_combine, shared)
 
 
 class MoE(nn.Module):
@@ -98,7 +101,6 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[T, H] -> [T, H]`, in x's dtype."""
-        y: torch.Tensor = self.experts(x, *self.gate(x))
-        if self.shared_experts is not None:
-            y = y + self.shared_experts(x)
-        return self.group.all_reduce(y.to(x.dtype))
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        y: torch.Tensor = self.experts(x, *self.gate(x), shared)
+        return self.group.all_reduce(y)

@@ -1,4 +1,4 @@
-"""Routed experts, the reference: tokens sorted by expert, one small MLP after another."""
+"""Routed experts; in plain PyTorch: tokens sorted by expert, one small MLP after another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from baton.ops.activation import silu_mul
+from baton.ops.dispatch import on_gpu
 from baton.ops.dtypes import wide
+
+#: Tokens per expert, on average, from which PyTorch's grouped GEMM beats the fused kernels.
+LIBRARY_FROM = float("inf")
 
 
 def expert_mlp(
@@ -16,8 +20,9 @@ def expert_mlp(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     wide_combine: bool = True,
+    shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`sum_k weights[t, k] * mlp_of(experts[t, k])(x[t])`.
+    """`sum_k weights[t, k] * mlp_of(experts[t, k])(x[t]) + shared[t]`.
 
     Args:
         x: `[T, H]`.
@@ -25,12 +30,23 @@ def expert_mlp(
         weights: `[T, K]`, float32 or float64.
         gate_up: `[E, 2I, H]`, gate rows first.
         down: `[E, H, I]`.
-        wide_combine: sum the K outputs in float32 (float64 for float64), else in x's dtype.
+        wide_combine: sum the K outputs in float32 (float64 for float64), else in x's dtype. On a
+            GPU the sum is always in float32.
+        shared: `[T, H]`, what else belongs to the sum.
 
     Returns:
-        `[T, H]` in the dtype of the sum. Reads expert counts on the host: not for a GPU's
-        step path.
+        `[T, H]` in x's dtype. The plain path reads expert counts on the host; the kernels do not.
     """
+    if on_gpu(x, gate_up, down):
+        from baton.ops.triton import moe as kernels
+
+        if kernels.supported(x, gate_up, down):
+            mean = experts.numel() / gate_up.shape[0]
+            if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
+                from baton.ops.triton import moe_library
+
+                return moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
+            return kernels.expert_mlp(x, experts, weights, gate_up, down, shared)
     top_k = experts.shape[1]
     order = experts.flatten().argsort(stable=True)
     tokens = order // top_k
@@ -47,4 +63,4 @@ def expert_mlp(
         part = F.linear(hidden, down[expert]).to(dtype) * scale[start : start + count]
         out.index_add_(0, rows, part)
         start += count
-    return out
+    return (out if shared is None else out + shared).to(x.dtype)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from baton.ops.dispatch import on_gpu
 from baton.ops.dtypes import wide
+
+_WIDEST_KERNEL = 16384
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -20,6 +23,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         `[..., D]` in x's dtype; the normalised value is rounded to it before the weight is
         applied, as the families' training code does.
     """
+    if on_gpu(x, weight) and x.shape[-1] <= _WIDEST_KERNEL:
+        from baton.ops.triton import norm as kernels
+
+        return kernels.rms_norm(x, weight, eps)
     if x.dtype == wide(x.dtype):
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.to(wide(x.dtype)), weight.shape, None, eps).to(x.dtype) * weight
@@ -29,5 +36,9 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`(rms_norm(x + residual), x + residual)`; shapes and dtypes as in `rms_norm`."""
+    if on_gpu(x, residual, weight) and x.shape[-1] <= _WIDEST_KERNEL:
+        from baton.ops.triton import norm as kernels
+
+        return kernels.add_rms_norm(x, residual, weight, eps)
     total = x + residual
     return rms_norm(total, weight, eps), total

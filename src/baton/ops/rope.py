@@ -80,6 +80,21 @@ def attention_scaling(rope: RopeConfig) -> float:
     return yarn_mscale(scaling["factor"])
 
 
+class Rotation:
+    """One step's angles, made once and used by every layer: cos and sin `[T, dim / 2]`."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
+        self.cos, self.sin, self.interleaved = cos, sin, interleaved
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate the first `dim` columns of `x [T, heads, D]`; same shape and dtype back."""
+        dim = 2 * self.cos.shape[-1]
+        if x.shape[-1] == dim:
+            return apply_rope(x, self.cos, self.sin, self.interleaved)
+        turned = apply_rope(x[..., :dim], self.cos, self.sin, self.interleaved)
+        return torch.cat((turned, x[..., dim:]), -1)
+
+
 def apply_rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:

@@ -8,8 +8,22 @@ two best experts.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
+from baton.ops.dispatch import on_gpu
+
+
+def gate(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, moe: MoEConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`route` of the logits `x [T, H]` times `weight [E, H]`, multiplied in the weight's dtype."""
+    if on_gpu(weight) and x.dtype == torch.bfloat16 and weight.is_contiguous():
+        from baton.ops.triton import router as kernels
+
+        if kernels.supported(weight.shape[0], moe):
+            return kernels.choose(kernels.gate_logits(x, weight), bias, moe)
+    return route(F.linear(x.to(weight.dtype), weight), bias, moe)
 
 
 def route(
@@ -26,6 +40,11 @@ def route(
         `(experts int64 [T, K], weights [T, K])`; weights are the unbiased scores, divided by
         their sum + 1e-20 when `moe.normalise`, times `moe.scale`.
     """
+    if on_gpu(logits):
+        from baton.ops.triton import router as kernels
+
+        if kernels.supported(logits.shape[1], moe):
+            return kernels.choose(logits.float()[None], bias, moe)
     scores = logits.sigmoid() if moe.score == "sigmoid" else logits.softmax(-1)
     choice = scores if bias is None else scores + bias
     if moe.groups > 1:

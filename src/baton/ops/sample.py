@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.ops.dispatch import on_gpu
+
 NEG_INF = float("-inf")
 #: Weights of the nucleus are integers in units of 2**-42 of the likeliest token's probability:
 #: 2**21 of them still add up exactly in int64.
@@ -221,6 +223,41 @@ def draw(x: Tensor, keys: Tensor) -> Tensor:
             return argmax(torch.full_like(x, NEG_INF).put_(flat, x.take(flat).add_(noise)))
     index = torch.arange(vocab, dtype=torch.int32, device=x.device)
     return argmax(x.add_(gumbel(keys[:, None, :], index)))
+
+
+def choose(
+    logits: Tensor,
+    slots: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    counts: Tensor,
+    random: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens of rows that ask for nothing but a temperature: argmax at 0, else a draw.
+
+    Args:
+        logits: float32 `[S, V]`.
+        slots: int64 `[S]`, each row's place in the tables: `temperatures` float64, `seeds` and
+            `counts` (tokens generated before) int64.
+        random: int64, the rows whose temperature is not 0; None for none.
+
+    Returns:
+        `(tokens int64 [S], bad bool [S])`. A row whose maximum is not finite is bad, its token 0.
+        On a GPU one pass, or two, over the logits; the same token as here unless two tokens tie
+        up to the last bits of a float32 logarithm.
+    """
+    if on_gpu(logits) and logits.stride(1) == 1:
+        from baton.ops.triton import sample as kernels
+
+        return kernels.choose(logits, slots, temperatures, seeds, counts, random is not None)
+    maximum = logits.amax(1)
+    tokens = argmax(logits)
+    if random is not None:
+        slots = slots[random]
+        x = temper(logits[random], maximum[random], temperatures[slots])
+        tokens[random] = draw(x, row_keys(seeds[slots], counts[slots]))
+    bad = maximum.isfinite().logical_not_()
+    return tokens.masked_fill_(bad, 0), bad
 
 
 class TokenLogprobs(NamedTuple):

@@ -70,6 +70,11 @@ class _Batch:
         """True when any row's logits change before the choice."""
         return any(part is not None for part in (self.held, self.bias, self.penalised))
 
+    @property
+    def plain(self) -> bool:
+        """True when no row asks for more than a temperature."""
+        return not (self.adjusted or self.min_p or self.widest_k or self.nucleus)
+
 
 class Sampler:
     """Chooses tokens for slots. A row's token depends only on its logits, parameters, seed and
@@ -130,12 +135,13 @@ class Sampler:
                 f"got {logits.dtype} {list(logits.shape)}"
             )
         batch = self._batch(slots)
-        adjusted = self._adjust(logits, batch) if batch.adjusted else logits
-        maximum = adjusted.amax(1)
-        bad = maximum.isfinite().logical_not_()
-        if batch.adjusted:  # a mask may have hidden what was wrong
-            bad |= logits.amax(1).isfinite().logical_not_()
-        tokens = self._choose(adjusted, maximum, batch).masked_fill_(bad, 0)
+        if batch.plain:
+            temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
+            tokens, bad = ops.choose(
+                logits, batch.slots, temperatures, seeds, self._generated, batch.random
+            )
+        else:
+            tokens, bad = self._choose(logits, batch)
         self._generated[batch.slots] += 1
         if batch.penalised is not None and batch.penalty_rows is not None:
             self._counts.add(batch.penalty_rows, tokens[batch.penalised])
@@ -167,15 +173,22 @@ class Sampler:
             )
         return x
 
-    def _choose(self, x: Tensor, maximum: Tensor, batch: _Batch) -> Tensor:
-        """Tokens int64 `[S]`; those of rows with non-finite logits mean nothing."""
+    def _choose(self, logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
+        """Tokens int64 `[S]` and which rows have unusable logits, bool `[S]`; their tokens are
+        0."""
+        x = self._adjust(logits, batch) if batch.adjusted else logits
+        maximum = x.amax(1)
+        bad = maximum.isfinite().logical_not_()
+        if batch.adjusted:  # a mask may have hidden what was wrong
+            bad |= logits.amax(1).isfinite().logical_not_()
         if batch.random is None:
-            return ops.argmax(x)
-        if batch.all_random:
-            return self._draw(x, maximum, batch.slots, batch)
-        tokens, rows = ops.argmax(x), batch.random
-        tokens[rows] = self._draw(x[rows], maximum[rows], batch.slots[rows], batch)
-        return tokens
+            tokens = ops.argmax(x)
+        elif batch.all_random:
+            tokens = self._draw(x, maximum, batch.slots, batch)
+        else:
+            tokens, rows = ops.argmax(x), batch.random
+            tokens[rows] = self._draw(x[rows], maximum[rows], batch.slots[rows], batch)
+        return tokens.masked_fill_(bad, 0), bad
 
     def _draw(self, x: Tensor, maximum: Tensor, slots: Tensor, batch: _Batch) -> Tensor:
         """Draw for the random rows; all tensor arguments hold those rows only."""

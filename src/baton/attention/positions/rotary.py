@@ -6,18 +6,9 @@ import torch
 
 from baton.config.model import RopeConfig
 from baton.ops.dtypes import wide
-from baton.ops.rope import apply_rope, attention_scaling, inverse_frequencies
+from baton.ops.rope import Rotation, attention_scaling, inverse_frequencies
 
-
-class Rotation:
-    """One step's angles, made once and used by every layer."""
-
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> None:
-        self.cos, self.sin, self.interleaved = cos, sin, interleaved
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotate `x [T, heads, rope.dim]`; same shape and dtype back."""
-        return apply_rope(x, self.cos, self.sin, self.interleaved)
+__all__ = ["RotaryPositions", "Rotation"]
 
 
 class RotaryPositions:

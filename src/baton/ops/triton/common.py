@@ -1,0 +1,42 @@
+"""What the kernels share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+#: Kernels run in Triton's interpreter, on a CPU (TRITON_INTERPRET=1).
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """`acc + a b`, float32; float32 operands are not rounded to TF32."""
+    if INTERPRETED:  # its dot reads the raw bits of bfloat16
+        return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def log(x):
+    """`log(x)` as PyTorch's kernels compute it (tl.log is the fast approximation)."""
+    if INTERPRETED:
+        return tl.log(x)
+    return libdevice.log(x)
+
+
+@triton.jit
+def log1p(x):
+    """`log(1 + x)`, right for small x."""
+    if INTERPRETED:
+        return _log1p_plain(x)
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def _log1p_plain(x):
+    """The correction of the HP-15C: the rounding of 1 + x cancels in the quotient."""
+    y = 1.0 + x
+    ratio = tl.where(y == 1.0, 1.0, x / tl.where(y == 1.0, 1.0, y - 1.0))
+    return tl.where(y == 1.0, x, tl.log(y) * ratio)

@@ -1,0 +1,211 @@
+"""Routed experts: align, gate-up GEMM with SiLU, down GEMM, weighted sum. Four launches.
+
+FLOPs: `6 T K H I`. Bytes at decode: the weights of the experts touched, `3 H I` elements each,
+and little beside. Tokens are sorted by expert on the device and each expert's share is padded to
+whole tiles, so a tile has one expert. The first GEMM reads tokens by index (no gathered copy) and
+computes gate and up tiles in one program, so that SiLU(gate) * up happens in registers. The
+second writes one row per (token, expert), and the sum over a token's experts runs in the order
+that the router gave, in float32, without atomics: a token's result does not depend on how
+the others were routed.
+
+With few tokens per expert the weights are the 64-wide side of the tensor core instruction and
+tokens the narrow side (operands swapped), so tiles of 16 tokens waste nothing but registers.
+Weights come through TMA, several tiles ahead.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from baton.ops.triton.align import Alignment, align
+from baton.ops.triton.common import dot
+from baton.ops.triton.moe_tiles import Tiles, tiles_for
+
+#: Up to this many (token, expert) pairs each gets a tile of its own: no alignment launch, and
+#: the weights of an expert chosen twice come from L2 the second time.
+DIRECT_PAIRS = 32
+
+
+@triton.jit
+def _grouped_gemm(
+    x, a, w, out, rows, experts, ends, pairs, blocks, x_stride,
+    E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    GATED: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
+):  # fmt: skip
+    """`out[p] = f(W[expert of p] in[p])` for positions p of BM-row tiles, one expert a tile.
+
+    GATED: `in` is x read by token index, W is `[E, 2N, K]`, f is SiLU times. Otherwise `in` is
+    `a` (a descriptor) read by position and W is `[E, N, K]`. `w`, `a` are descriptors with
+    blocks `[BN, BK]` and `[BM, BK]`.
+    """
+    pid = tl.program_id(0)
+    # Tiles of GROUP consecutive blocks of rows run together: they share weights in L2.
+    per_group = GROUP * tl.cdiv(N, BN)
+    first = pid // per_group * GROUP
+    height = tl.minimum(blocks - first, GROUP)
+    block = first + pid % per_group % height
+    column = pid % per_group // height * BN
+    lane = tl.arange(0, BM)
+    if DIRECT:
+        expert = tl.load(experts + block).to(tl.int32)
+        pair = tl.where(lane == 0, block, pairs)
+    else:
+        if block * BM >= tl.load(ends + E - 1):
+            return
+        expert = tl.load(experts + block)
+        pair = tl.load(rows + block * BM + lane)
+    valid = pair < pairs
+    kk = tl.arange(0, BK)
+    weight_row = expert * ((2 if GATED else 1) * N) + column
+    if SWAP:
+        acc = tl.zeros([BN, BM], tl.float32)
+        acc_up = tl.zeros([BN, BM], tl.float32)
+    else:
+        acc = tl.zeros([BM, BN], tl.float32)
+        acc_up = tl.zeros([BM, BN], tl.float32)
+    token = tl.where(valid, pair // TOP_K, 0).to(tl.int64)
+    source = x + token[:, None] * x_stride + kk[None, :]
+    for k in range(0, K, BK):
+        if GATED:
+            if K % BK == 0:
+                tile = tl.load(source + k, mask=valid[:, None], other=0.0)
+            else:
+                tile = tl.load(source + k, mask=valid[:, None] & (kk + k < K)[None, :], other=0.0)
+        else:
+            tile = a.load([block * BM, k])
+        weight = w.load([weight_row, k])
+        if SWAP:
+            acc = dot(weight, tile.T, acc)
+        else:
+            acc = dot(tile, weight.T, acc)
+        if GATED:
+            weight_up = w.load([weight_row + N, k])
+            if SWAP:
+                acc_up = dot(weight_up, tile.T, acc_up)
+            else:
+                acc_up = dot(tile, weight_up.T, acc_up)
+    if GATED:
+        acc = acc * tl.sigmoid(acc) * acc_up
+    result = acc.to(out.dtype.element_ty)
+    if SWAP:
+        result = result.T
+    position = (block * BM + lane).to(tl.int64)
+    col = column + tl.arange(0, BN)
+    target = out + position[:, None] * N + col[None, :]
+    tl.store(target, result, mask=valid[:, None] & (col < N)[None, :])
+
+
+@triton.jit
+def _combine(
+    y, weights, place, shared, out, shared_stride,
+    WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """`out[t] = sum_k weights[t, k] y[place[t, k]] (+ shared[t])`."""
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < WIDTH
+    total = tl.zeros([BLOCK], tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        if DIRECT_M > 0:
+            row = pair * DIRECT_M
+        else:
+            row = tl.load(place + pair).to(tl.int64)
+        part = tl.load(y + row * WIDTH + col, mask=mask, other=0.0).to(tl.float32)
+        total += part * tl.load(weights + pair).to(tl.float32)
+    if SHARED:
+        total += tl.load(shared + token * shared_stride + col, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token * WIDTH + col, total.to(out.dtype.element_ty), mask=mask)
+
+
+def combine(
+    y: torch.Tensor,
+    weights: torch.Tensor,
+    place: torch.Tensor,
+    shared: torch.Tensor | None,
+    direct_m: int = 0,
+) -> torch.Tensor:
+    """Sum of each token's rows of `y [P, H]`, weighted by `weights [T, K]`, at `place` int32
+    `[T * K]` (or `pair * direct_m`), plus `shared [T, H]`; in y's dtype, summed in float32."""
+    tokens, top_k = weights.shape
+    width = y.shape[1]
+    out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
+    block = min(1024, triton.next_power_of_2(width))
+    extra = out if shared is None else shared
+    _combine[(tokens, triton.cdiv(width, block))](
+        y, weights, place, extra, out, extra.stride(0),
+        WIDTH=width, TOP_K=top_k, BLOCK=block, DIRECT_M=direct_m, SHARED=shared is not None,
+        num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    plan: Alignment,
+    tiles: Tiles,
+    top_k: int,
+    gated: bool,
+    direct: bool,
+) -> None:
+    experts, rows, inner = weight.shape
+    width = rows // 2 if gated else rows
+    w = TensorDescriptor.from_tensor(weight.view(-1, inner), [tiles.n, tiles.k])
+    # GATED never reads the second, but every argument needs a value of its type.
+    a = w if gated else TensorDescriptor.from_tensor(x, [tiles.m, tiles.k])
+    _grouped_gemm[(plan.blocks * triton.cdiv(width, tiles.n),)](
+        x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks, x.stride(0),
+        E=experts, N=width, K=inner, TOP_K=top_k, BM=tiles.m, BN=tiles.n, BK=tiles.k,
+        GROUP=tiles.group, GATED=gated, SWAP=tiles.swap, DIRECT=direct,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
+def supported(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> bool:
+    """TMA wants rows of whole 16-byte pieces, contiguous."""
+    size = x.dtype.itemsize
+    return (
+        gate_up.is_contiguous()
+        and down.is_contiguous()
+        and (x.shape[1] * size) % 16 == 0
+        and (down.shape[2] * size) % 16 == 0
+    )
+
+
+def expert_mlp(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `ops.moe.expert_mlp`; one dtype for x and the weights; always sums in float32."""
+    tokens, top_k = experts.shape
+    count, hidden, inner = down.shape
+    if tokens == 0:
+        return torch.empty(0, hidden, dtype=x.dtype, device=x.device)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    experts, weights = experts.contiguous(), weights.contiguous()
+    pairs, size = tokens * top_k, x.dtype.itemsize
+    first = tiles_for(pairs, count, gated=True, itemsize=size)
+    second = tiles_for(pairs, count, gated=False, itemsize=size)
+    direct = pairs <= DIRECT_PAIRS
+    if direct:
+        flat = experts.view(-1)
+        plan = Alignment(pairs, pairs, flat, flat, flat, flat)
+    else:
+        plan = align(experts, count, first.m)
+    positions = plan.blocks * first.m
+    middle = torch.empty(positions, inner, dtype=x.dtype, device=x.device)
+    _gemm(x, gate_up, middle, plan, first, top_k, gated=True, direct=direct)
+    y = torch.empty(positions, hidden, dtype=x.dtype, device=x.device)
+    _gemm(middle, down, y, plan, second, top_k, gated=False, direct=direct)
+    return combine(y, weights, plan.place, shared, first.m if direct else 0)

@@ -1,0 +1,170 @@
+"""The router: gate GEMM with float32 weights, then scores, choice and weights in one kernel.
+
+GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three bfloat16 numbers
+(8 + 8 + 8 bits), so three tensor core products give what a float32 GEMM gives, without a float32
+copy of the activations; the split happens in registers, between the load and the product. With
+few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
+192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
+parts, in order.
+
+Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
+the lower expert. Bytes: the logits, once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.config.model import MoEConfig
+from baton.ops.triton.common import dot
+
+_LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf become this
+_SMS = 132
+_INNER = 128
+
+
+@triton.jit
+def _gate(
+    x, w, out, tokens, x_stride,
+    E: tl.constexpr, H: tl.constexpr, PART: tl.constexpr,
+    BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """`out[part, t, e]`: the share of inner columns `[part * PART, (part + 1) * PART)`."""
+    expert = tl.program_id(0) * BE + tl.arange(0, BE)
+    token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
+    part = tl.program_id(2)
+    kk = tl.arange(0, BK)
+    live_e, live_t = expert < E, token < tokens
+    source_w = w + expert[:, None] * H + kk[None, :]
+    source_x = x + token[:, None] * x_stride + kk[None, :]
+    acc = tl.zeros([BE, BT], tl.float32)
+    for k in range(part * PART, part * PART + PART, BK):
+        inside = (kk + k < H)[None, :]
+        weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
+        tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
+        high = weight.to(tl.bfloat16)
+        left = weight - high.to(tl.float32)
+        middle = left.to(tl.bfloat16)
+        low = (left - middle.to(tl.float32)).to(tl.bfloat16)
+        # Smallest first, as sums of unequal terms like it.
+        acc = dot(low, tile, acc)
+        acc = dot(middle, tile, acc)
+        acc = dot(high, tile, acc)
+    target = out + (part * tokens + token[:, None]) * E + expert[None, :]
+    tl.store(target, acc.T, mask=live_t[:, None] & live_e[None, :])
+
+
+def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x [T, H]` bfloat16 times float32 `weight [E, H]`: float32 `[parts, T, E]`, to be summed
+    over parts. `parts` depends on T alone."""
+    (tokens, hidden), experts = x.shape, weight.shape[0]
+    x = x if x.stride(1) == 1 else x.contiguous()
+    block_t = 16 if tokens <= 64 else 64 if tokens <= 2048 else 128
+    tiles = triton.cdiv(experts, 64) * triton.cdiv(tokens, block_t)
+    steps = triton.cdiv(hidden, _INNER)
+    part = _INNER * triton.cdiv(steps, min(steps, 16, max(1, _SMS // tiles)))
+    parts = triton.cdiv(hidden, part)
+    out = torch.empty(parts, tokens, experts, dtype=torch.float32, device=x.device)
+    if tokens:
+        grid = triton.cdiv(experts, 64), triton.cdiv(tokens, block_t), parts
+        inner = _INNER if block_t == 16 else 64
+        _gate[grid](
+            x, weight, out, tokens, x.stride(0), E=experts, H=hidden, PART=part,
+            BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _choose(
+    logits, bias, experts, weights, tokens, scale,
+    PARTS: tl.constexpr, E: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr, BIAS: tl.constexpr, NORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    real = lane < E
+    x = tl.zeros([LANES], tl.float32)
+    for part in tl.static_range(PARTS):
+        x += tl.load(logits + (part * tokens + token) * E + lane, mask=real, other=0.0)
+    if SIGMOID:
+        scores = tl.sigmoid(x)
+    else:
+        shifted = tl.where(real, tl.exp(x - tl.max(tl.where(real, x, float("-inf")), 0)), 0.0)
+        scores = shifted / tl.sum(shifted, 0)
+    choice = scores
+    if BIAS:
+        choice += tl.load(bias + lane, mask=real, other=0.0)
+    # Whatever the logits are, the experts chosen are distinct and exist: comparisons with NaN
+    # are false.
+    choice = tl.where(real, tl.where(choice > _LOW, choice, _LOW), float("-inf"))
+    if GROUPS > 1:
+        choice = _keep_best_groups(choice, LANES, GROUPS, TOP_GROUPS, PAIR)
+    slot = tl.arange(0, triton.next_power_of_2(TOP_K))
+    chosen = slot * 0
+    picked = tl.zeros([triton.next_power_of_2(TOP_K)], tl.float32)
+    for k in tl.static_range(TOP_K):
+        best = tl.argmax(choice, 0, tie_break_left=True)
+        score = tl.sum(tl.where(lane == best, scores, 0.0), 0)
+        chosen = tl.where(slot == k, best, chosen)
+        picked = tl.where(slot == k, score, picked)
+        choice = tl.where(lane == best, float("-inf"), choice)
+    if NORMALISE:
+        picked = picked / (tl.sum(picked, 0) + 1e-20)
+    target = token * TOP_K + slot
+    tl.store(experts + target, chosen.to(tl.int64), mask=slot < TOP_K)
+    tl.store(weights + target, picked * scale, mask=slot < TOP_K)
+
+
+@triton.jit
+def _keep_best_groups(
+    choice,
+    LANES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """-inf for experts outside each row's best groups; a group counts by its best one or two."""
+    grouped = tl.reshape(choice, [GROUPS, LANES // GROUPS])
+    score = tl.max(grouped, 1)
+    if PAIR:
+        best = tl.argmax(grouped, 1, tie_break_left=True)
+        member = tl.arange(0, LANES // GROUPS)[None, :]
+        score += tl.max(tl.where(member == best[:, None], float("-inf"), grouped), 1)
+    group = tl.arange(0, GROUPS)
+    keep = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        winner = tl.argmax(tl.where(keep, float("-inf"), score), 0, tie_break_left=True)
+        keep = keep | (group == winner)
+    return tl.reshape(tl.where(keep[:, None], grouped, float("-inf")), [LANES])
+
+
+def supported(experts: int, moe: MoEConfig) -> bool:
+    """Groups need power-of-two shapes; a row of scores must fit in a warp."""
+    power = experts == triton.next_power_of_2(experts)
+    groups = moe.groups == triton.next_power_of_2(moe.groups)
+    return experts <= 1024 and (moe.groups == 1 or (power and groups and moe.groups < experts))
+
+
+def choose(
+    logits: torch.Tensor, bias: torch.Tensor | None, moe: MoEConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `ops.router.route`, of float32 `logits [parts, T, E]` summed over parts. Best first;
+    among equal choices the lower expert."""
+    parts, tokens, count = logits.shape
+    logits = logits.contiguous()
+    size = tokens, moe.top_k
+    experts = torch.empty(size, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(size, dtype=torch.float32, device=logits.device)
+    if tokens:
+        _choose[(tokens,)](
+            logits, logits if bias is None else bias, experts, weights, tokens, moe.scale,
+            PARTS=parts, E=count, LANES=triton.next_power_of_2(count), TOP_K=moe.top_k,
+            SIGMOID=moe.score == "sigmoid", BIAS=bias is not None, NORMALISE=moe.normalise,
+            GROUPS=moe.groups, TOP_GROUPS=moe.top_groups, PAIR=moe.group_score == "top2",
+            num_warps=1,
+        )  # fmt: skip
+    return experts, weights

@@ -1,0 +1,164 @@
+"""Routing and routed experts as kernels, against float64. Collected by `test_triton_ops.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baton.config.model import MoEConfig
+from baton.ops import router as plain_router
+from baton.ops.triton import moe, moe_library, router
+from baton.ops.triton.align import align
+
+
+def error(out: torch.Tensor, want: torch.Tensor) -> float:
+    return float((out.double() - want.double()).norm() / want.double().norm())
+
+
+def oracle(x, experts, weights, gate_up, down, shared=None) -> torch.Tensor:
+    out = torch.zeros(x.shape[0], down.shape[1], dtype=torch.float64)
+    for t in range(x.shape[0]):
+        for expert, weight in zip(experts[t], weights[t], strict=True):
+            gate, up = (gate_up[expert].double() @ x[t].double()).chunk(2)
+            out[t] += weight.double() * (down[expert].double() @ (F.silu(gate) * up))
+    return out if shared is None else out + shared.double()
+
+
+def choices(case: str, tokens: int, count: int, top_k: int) -> torch.Tensor:
+    if case == "same":  # every token to the same experts, the rest empty
+        return torch.arange(count - top_k, count).repeat(tokens, 1)
+    scores = torch.rand(tokens, count)
+    if case == "skewed":
+        scores[:, 0] += 2  # one expert has every token
+        scores[:, count // 2 :] -= 2  # and half have none
+    return scores.topk(top_k, 1).indices
+
+
+@pytest.mark.parametrize("block_m", [1, 16, 64])
+@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
+@pytest.mark.parametrize("tokens", [1, 7, 83])
+def test_alignment(case: str, tokens: int, block_m: int) -> None:
+    torch.manual_seed(tokens)
+    count, top_k = 12, 3
+    experts = choices(case, tokens, count, top_k)
+    plan = align(experts, count, block_m)
+    flat = experts.flatten()
+    pairs, used = flat.numel(), int(plan.ends[-1])
+    sizes = torch.bincount(flat, minlength=count)
+    assert torch.equal(plan.ends.long(), (-(-sizes // block_m) * block_m).cumsum(0))
+    assert used <= plan.blocks * block_m
+    rows, place = plan.rows[:used].long(), plan.place.long()
+    assert torch.equal(rows[place], torch.arange(pairs))
+    assert (rows == pairs).sum() == used - pairs
+    if block_m > 1:
+        assert torch.equal(plan.experts[place // block_m].long(), flat)
+    # in order within an expert
+    for expert in range(count):
+        own = place[flat == expert]
+        assert torch.equal(own, own.sort().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 60])
+def test_experts(case: str, tokens: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(tokens)
+    count, top_k, hidden, inner = 6, 3, 136, 72
+    experts = choices(case, tokens, count, top_k)
+    weights = torch.rand(tokens, top_k)
+    # More columns than are used, NaN beside and behind: nothing there may be read.
+    wide = torch.full((tokens + 3, hidden + 24), torch.nan, dtype=dtype)
+    wide[:tokens, :hidden] = torch.randn(tokens, hidden)
+    x = wide[:tokens, :hidden]
+    gate_up = (torch.randn(count, 2 * inner, hidden) * hidden**-0.5).to(dtype)
+    down = (torch.randn(count, hidden, inner) * inner**-0.5).to(dtype)
+    gate_up[~torch.isin(torch.arange(count), experts)] = torch.nan  # never touched
+    shared = torch.randn(tokens, hidden).to(dtype) if case != "same" else None
+    out = moe.expert_mlp(x, experts, weights, gate_up, down, shared)
+    want = oracle(x, experts, weights, gate_up, down, shared)
+    limit = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 2e-2}[
+        dtype
+    ]  # bfloat16 is cut, not rounded, here
+    assert out.dtype == dtype
+    assert error(out, want) < limit
+
+
+@pytest.mark.parametrize("mean", [2, 15, 40, 100])
+def test_every_tile_shape(mean: int) -> None:
+    torch.manual_seed(mean)
+    count, hidden, inner, tokens = 3, 64, 200, 3 * mean
+    experts = torch.cat([torch.full((n, 1), e) for e, n in enumerate((tokens - 1, 0, 1))])
+    experts = experts[torch.randperm(tokens)]
+    x = torch.randn(tokens, hidden).half()
+    gate_up = (torch.randn(count, 2 * inner, hidden) * 0.1).half()
+    down = (torch.randn(count, hidden, inner) * 0.1).half()
+    weights = torch.rand(tokens, 1)
+    if tokens <= moe.DIRECT_PAIRS:
+        pytest.skip("no tiles are shared")
+    out = moe.expert_mlp(x, experts, weights, gate_up, down)
+    assert error(out, oracle(x, experts, weights, gate_up, down)) < 1e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 70])
+@pytest.mark.parametrize("count", [24, 72])
+def test_gate_is_as_good_as_float32(tokens: int, count: int) -> None:
+    torch.manual_seed(0)
+    hidden = 264
+    x = torch.randn(tokens, hidden + 8).bfloat16()[:, :hidden]
+    weight = torch.randn(count, hidden)
+    out = router.gate_logits(x, weight).sum(0)
+    want = x.double() @ weight.double().t()
+    assert error(out, want) < max(2e-7, 2 * error(x.float() @ weight.t(), want))
+
+
+MOES = {
+    "hy3": MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826),
+    "moonlight": MoEConfig(64, 6, 1, score="sigmoid", score_bias=True, scale=2.446),
+    "qwen3": MoEConfig(128, 8, 1),
+    "softmax, as they are": MoEConfig(20, 3, 1, normalise=False),
+    "groups by two": MoEConfig(
+        64, 8, 1, score="sigmoid", score_bias=True, groups=8, top_groups=4, group_score="top2"
+    ),
+    "groups by one": MoEConfig(64, 6, 1, groups=8, top_groups=3, normalise=False, scale=16.0),
+}
+
+
+@pytest.mark.parametrize("name", MOES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_choice(name: str, parts: int) -> None:
+    config = MOES[name]
+    torch.manual_seed(1)
+    logits = torch.randn(parts, 9, config.num_experts)
+    bias = torch.randn(config.num_experts) * 0.1 if config.score_bias else None
+    assert router.supported(config.num_experts, config)
+    experts, weights = router.choose(logits, bias, config)
+    want_experts, want = plain_router.route(logits.sum(0), bias, config)
+    order, want_order = experts.argsort(1), want_experts.argsort(1)
+    assert torch.equal(experts.gather(1, order), want_experts.gather(1, want_order))
+    assert torch.allclose(weights.gather(1, order), want.gather(1, want_order), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MOES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 0.0])
+def test_useless_logits_still_choose_distinct_experts(name: str, value: float) -> None:
+    config = MOES[name]
+    logits = torch.full((1, 2, config.num_experts), value)
+    logits[0, 1, 3:] = 1.0
+    experts, _ = router.choose(logits, None, config)
+    assert (experts >= 0).all()
+    assert (experts < config.num_experts).all()
+    assert all(len(set(row)) == config.top_k for row in experts.tolist())
+
+
+@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
+def test_grouped_gemm_of_the_library(case: str) -> None:
+    torch.manual_seed(0)
+    count, top_k, hidden, inner, tokens = 6, 3, 64, 32, 37
+    experts = choices(case, tokens, count, top_k)
+    weights = torch.rand(tokens, top_k)
+    x, shared = torch.randn(2, tokens, hidden).bfloat16()
+    gate_up = (torch.randn(count, 2 * inner, hidden) * hidden**-0.5).bfloat16()
+    down = (torch.randn(count, hidden, inner) * inner**-0.5).bfloat16()
+    out = moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
+    assert error(out, oracle(x, experts, weights, gate_up, down, shared)) < 2e-2

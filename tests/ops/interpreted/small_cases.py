@@ -1,0 +1,145 @@
+"""Norms, activation, heads and sampling as kernels, against the plain path or float64.
+Collected by `test_triton_ops.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baton.kv.format import make_views
+from baton.ops import qkv as plain_qkv
+from baton.ops import sample as plain_sample
+from baton.ops.rope import Rotation
+from baton.ops.triton import activation, norm, qkv, sample
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: The interpreter cuts bfloat16 instead of rounding it.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 3e-2}
+
+
+def close(out: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> bool:
+    assert out.dtype == dtype
+    size = want.abs().max()
+    return bool(((out - want).abs() <= TOLERANCE[dtype] * (want.abs() + 0.3 * size)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 129), (2, 5, 128), (300, 64), (2, 4096)])
+def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    dim = shape[-1]
+    x = torch.randn(*shape[:-1], dim + 5).to(dtype)[..., :dim]  # strided rows
+    residual, weight = torch.randn(shape).to(dtype), (torch.rand(dim) + 0.5).to(dtype)
+    want = F.rms_norm(x.double(), (dim,), weight.double(), 1e-5)
+    assert close(norm.rms_norm(x, weight, 1e-5), want, dtype)
+    out, total = norm.add_rms_norm(x, residual, weight, 1e-5)
+    assert close(total, x.double() + residual.double(), dtype)
+    assert close(out, F.rms_norm(total.double(), (dim,), weight.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (5, 2 * 1408), (2, 3, 74)])
+def test_silu_mul(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = 4 * torch.randn(*shape[:-1], shape[-1] + 3).to(dtype)[..., : shape[-1]]
+    gate, up = x.double().chunk(2, -1)
+    assert close(activation.silu_mul(x), F.silu(gate) * up, dtype)
+
+
+def angles(tokens: int, side: int, interleaved: bool) -> Rotation:
+    turn = torch.rand(tokens, side) * 6
+    return Rotation(turn.cos(), turn.sin(), interleaved)
+
+
+def pages(kv_heads: int, dim: int, value: int, dtype: torch.dtype, shared: bool = False):
+    from baton.core.kv import KVShape
+
+    name = str(dtype).removeprefix("torch.")
+    shape = KVShape(kv_heads, dim, value, shared)
+    views = make_views([shape, shape], 9, 4, name, dtype, "cpu")
+    for view in views:
+        view.poison(torch.arange(9))
+    return views
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    "heads, dim, side, tokens",
+    [((4, 2), 16, 8, 5), ((3, 1), 24, 6, 1), ((20, 5), 40, 20, 4), ((8, 8), 8, 4, 130)],
+)
+def test_gqa_heads(heads, dim, side, tokens, normed, interleaved, dtype) -> None:
+    torch.manual_seed(0)
+    num_kv, width = heads[1], (heads[0] + 2 * heads[1]) * dim
+    x = torch.randn(tokens, width + 7).to(dtype)[:, :width]
+    norms = tuple((torch.rand(dim) + 0.5).to(dtype) for _ in "qk") if normed else None
+    rotation = angles(tokens, side, interleaved)
+    slots = torch.randperm(36)[:tokens] if tokens <= 36 else torch.arange(tokens) % 36
+    mine, theirs = pages(num_kv, dim, dim, dtype)
+    slots[36:] = -1  # rows that pad a batch
+    turn = (rotation.cos, rotation.sin, interleaved)
+    out = qkv.gqa_heads(x, heads, norms, 1e-5, turn, mine.paged(), slots)
+    real = min(36, tokens)
+    part = Rotation(rotation.cos[:real], rotation.sin[:real], interleaved)
+    want = plain_qkv.gqa_heads(x[:real], heads, norms, 1e-5, part, theirs, slots[:real])
+    for a, b in zip(out, want, strict=True):
+        assert close(a[:real], b, dtype)
+    for a, b in zip(mine.paged(), theirs.paged(), strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+        assert close(a.nan_to_num(), b.nan_to_num(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads, nope, rank, side", [(3, 8, 24, 4), (20, 16, 40, 6)])
+def test_mla_heads(heads, nope, rank, side, interleaved, dtype) -> None:
+    torch.manual_seed(0)
+    tokens = 5
+    q = torch.randn(tokens, heads, nope + 2 * side).to(dtype)
+    kv = torch.randn(tokens, rank + 2 * side).to(dtype)
+    weight = (torch.rand(rank) + 0.5).to(dtype)
+    rotation, slots = angles(tokens, side, interleaved), torch.randperm(36)[:tokens]
+    mine, theirs = pages(1, rank + 2 * side, rank, dtype, shared=True)
+    want = plain_qkv.mla_heads(q, kv, weight, 1e-6, rotation, theirs, slots)
+    turn = (rotation.cos, rotation.sin, interleaved)
+    out = qkv.mla_heads(q.clone(), kv.clone(), weight, 1e-6, turn, mine.paged()[0], slots)
+    for a, b in zip(out, want, strict=True):
+        assert close(a, b, dtype)
+    a, b = mine.paged()[0], theirs.paged()[0]
+    assert torch.equal(a.isnan(), b.isnan())
+    assert close(a.nan_to_num(), b.nan_to_num(), dtype)
+
+
+@pytest.mark.parametrize("vocab", [1, 50, 2048, 5003])
+def test_sampling_is_the_plain_path_s(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    rows, slots = 12, torch.randperm(20)[:12]
+    logits = torch.randn(rows, vocab) * 2
+    temperatures = torch.rand(20, dtype=torch.float64) + 0.3
+    temperatures[slots[::3]] = 0.0
+    seeds = torch.randint(-(2**63), 2**63 - 1, (20, 3))[:, 1]
+    counts = torch.arange(20)
+    random = temperatures[slots].nonzero().flatten()
+    out, bad = sample.choose(logits, slots, temperatures, seeds, counts, True)
+    want, want_bad = plain_sample.choose(logits, slots, temperatures, seeds, counts, random)
+    assert torch.equal(out, want)
+    assert torch.equal(bad, want_bad)
+
+
+def test_sampling_of_unusable_rows_and_ties() -> None:
+    vocab = 4100
+    logits = torch.zeros(5, vocab)
+    logits[1, 4099] = torch.nan
+    logits[2, 7] = torch.inf
+    logits[3] = -torch.inf
+    logits[4] = -torch.inf
+    logits[4, 4098] = -3.0  # all the rest is forbidden
+    slots, zeros = torch.arange(5), torch.zeros(5, dtype=torch.int64)
+    for temperature in (0.0, 1e-40, 1.0):
+        heat = torch.full((5,), temperature, dtype=torch.float64)
+        out, bad = sample.choose(logits, slots, heat, zeros, zeros, True)
+        assert bad.tolist() == [False, True, True, True, False]
+        assert out[1:].tolist() == [0, 0, 0, 4098]
+        if temperature == 0.0:
+            assert out[0] == 0

@@ -1,0 +1,186 @@
+"""Kernels compiled for sm_90 at production shapes, without a GPU: no spills, the right units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from baton.ops.triton import activation, align, moe, norm, qkv, router, sample
+from baton.ops.triton.moe_tiles import Tiles, tiles_for
+from helpers.sm90 import Compiled, compile_sm90
+
+SHARED = 227 * 1024  # bytes of shared memory that one program can have
+B, F, L = "*bf16", "*fp32", "*i64"
+
+
+def ints(names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), "i32")
+
+
+def gemm(experts: int, width: int, inner: int, tiles: Tiles, gated: bool, direct: bool) -> Compiled:
+    index = L if direct else "*i32"
+    block = f"tensordesc<bf16[{tiles.n if gated else tiles.m},{tiles.k}]>"
+    return compile_sm90(
+        moe._grouped_gemm,
+        {
+            "x": B, "a": block, "w": f"tensordesc<bf16[{tiles.n},{tiles.k}]>", "out": B,
+            "rows": index, "experts": index, "ends": index, **ints("pairs blocks x_stride"),
+        },
+        {
+            "E": experts, "N": width, "K": inner, "TOP_K": 8, "BM": tiles.m, "BN": tiles.n,
+            "BK": tiles.k, "GROUP": tiles.group, "GATED": gated, "SWAP": tiles.swap,
+            "DIRECT": direct,
+        },
+        unaligned=("pairs", "blocks"), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
+#: (experts, top k, hidden, intermediate)
+SHAPES = {
+    "hy3": (192, 8, 4096, 1536),
+    "moonlight": (64, 6, 2048, 1408),
+    "qwen3": (128, 8, 2048, 768),
+}
+TOKENS = [1, 64, 256, 1024, 16384]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(
+    "tokens, shape",
+    [(t, "hy3") for t in TOKENS]
+    + [pytest.param(t, s, marks=pytest.mark.slow) for t in TOKENS for s in ("moonlight", "qwen3")],
+)
+def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
+    experts, top_k, hidden, inner = SHAPES[shape]
+    pairs = tokens * top_k
+    tiles = tiles_for(pairs, experts, gated, 2)
+    size = (inner, hidden) if gated else (hidden, inner)
+    made = gemm(experts, *size, tiles, gated, pairs <= moe.DIRECT_PAIRS)
+    assert made.local == 0
+    assert made.count("HGMMA") >= 4
+    assert made.count("UTMALDG") >= 1
+    # Decode hides a program's start behind another's stream: two must fit an SM.
+    programs = 2 if pairs <= 20 * experts else 1
+    assert made.shared <= SHARED // programs
+    assert made.registers * 32 * tiles.warps <= 65536 // programs
+
+
+KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {
+    f"align {chunk}": (
+        align._align,
+        {"ids": L, **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"), "pairs": "i32"},
+        {"E": 192, "LANES": 256, "CHUNK": chunk, "BLOCK_M": block},
+        {"num_warps": warps},
+    )
+    for chunk, block, warps in ((512, 16, 4), (2048, 128, 8))
+}
+KERNELS["combine"] = (
+    moe._combine,
+    {"y": B, "weights": F, "place": "*i32", "shared": B, "out": B, "shared_stride": "i32"},
+    {"WIDTH": 4096, "TOP_K": 8, "BLOCK": 1024, "DIRECT_M": 0, "SHARED": True},
+    {},
+)
+KERNELS["norm"] = (
+    norm._rms_norm,
+    {
+        **dict.fromkeys(("x", "residual", "weight", "out", "total"), B),
+        **ints("rows x_stride residual_stride"),
+        "eps": "fp32",
+    },
+    {"DIM": 4096, "BLOCK": 4096, "ROWS": 1, "ADD": True},
+    {"num_warps": 8},
+)
+KERNELS["silu_mul"] = (
+    activation._silu_mul,
+    {"x": B, "out": B, "stride": "i32"},
+    {"WIDTH": 1536, "BLOCK": 1024},
+    {},
+)
+KERNELS["gqa"] = (
+    qkv._gqa,
+    {
+        **dict.fromkeys(("qkv", "q_out", "k_out", "key", "value", "q_weight", "k_weight"), B),
+        "slots": L, "cos": F, "sin": F, "eps": "fp32",
+        **ints("qkv_stride key_page key_offset key_head value_page value_offset value_head"),
+    },
+    {
+        "Q": 64, "KV": 8, "DIM": 128, "SIDE": 64, "BLOCK": 64, "REST": 1, "WIDE": 128,
+        "HEADS": 16, "PAGE": 64, "INTERLEAVED": False, "NORM": True,
+    },
+    {},
+)  # fmt: skip
+KERNELS["mla"] = (
+    qkv._mla,
+    {
+        **dict.fromkeys(("q", "kv", "key", "weight"), B),
+        "slots": L, "cos": F, "sin": F, "eps": "fp32",
+        **ints("q_stride kv_stride key_page key_offset"),
+    },
+    {
+        "HEADS": 16, "NOPE": 128, "SIDE": 32, "BLOCK": 32, "RANK": 512, "WIDE": 512,
+        "TILE": 16, "PAGE": 64, "INTERLEAVED": True,
+    },
+    {},
+)  # fmt: skip
+for tokens, inner, part in ((16, 128, 256), (64, 64, 4096), (128, 64, 4096)):
+    KERNELS[f"gate {tokens}"] = (
+        router._gate,
+        {"x": B, "w": F, "out": F, **ints("tokens x_stride")},
+        {"E": 192, "H": 4096, "PART": part, "BE": 64, "BT": tokens, "BK": inner},
+        {"unaligned": ("tokens",)},
+    )
+for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
+    KERNELS[f"choose {experts}"] = (
+        router._choose,
+        {
+            **dict.fromkeys(("logits", "bias", "weights"), F),
+            "experts": L, "tokens": "i32", "scale": "fp32",
+        },
+        {
+            "PARTS": 16, "E": experts, "LANES": 256 if experts > 64 else 64, "TOP_K": 8,
+            "SIGMOID": True, "BIAS": True, "NORMALISE": True, "GROUPS": groups,
+            "TOP_GROUPS": top_groups, "PAIR": True,
+        },
+        {"num_warps": 1, "unaligned": ("tokens",)},
+    )  # fmt: skip
+VOCAB = {"V": 120832, "BLOCKS": 59, "B": 2048}
+TABLES = {"slots": L, "temperatures": "*fp64"}
+KERNELS["sample: maxima"] = (
+    sample._maxima,
+    {"logits": F, "best": F, "where": "*i32", "stride": "i32"},
+    VOCAB,
+    {},
+)
+KERNELS["sample: noisy"] = (
+    sample._noisy,
+    {
+        "logits": F, "best": F, "noisy": F, "where": "*i32", **TABLES, "seeds": L, "counts": L,
+        **ints("stride temperature_stride seed_stride"),
+    },
+    {**VOCAB, "LANES": 64},
+    {"unaligned": ("temperature_stride", "seed_stride")},
+)  # fmt: skip
+KERNELS["sample: pick"] = (
+    sample._pick,
+    {
+        "best": F, "noisy": F, "best_at": "*i32", "noisy_at": "*i32", **TABLES,
+        "temperature_stride": "i32", "tokens": L, "bad": "*i1",
+    },
+    {"BLOCKS": 59, "LANES": 64, "RANDOM": True},
+    {"num_warps": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_small_kernels(name: str) -> None:
+    kernel, types, constants, options = KERNELS[name]
+    made = compile_sm90(kernel, types, constants, **options)
+    assert made.local == 0
+    assert made.shared <= SHARED // 2
+    if name.startswith("gate"):
+        assert made.count("HGMMA") >= 4
+    if name in ("combine", "norm", "silu_mul", "gqa", "sample: maxima"):
+        assert made.count("LDG.E.128") >= 2  # 16 bytes a thread
