@@ -1,4 +1,4 @@
-"""The engine on a CUDA device: close to transformers in float32, and equal with graphs on or off."""
+"""The engine on a CUDA device: close to transformers, and equal with graphs on or off."""
 
 from __future__ import annotations
 
