@@ -38,7 +38,7 @@ WIDE = {
         "moe_intermediate_size": 128,
     },
 }
-COMMON = {"intermediate_size": 1024, "initializer_range": 0.06}
+COMMON = {"intermediate_size": 1024, "initializer_range": 0.03}
 
 
 @pytest.fixture(scope="module")
