@@ -9,6 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.ops.attention import merge
+from baton.ops.triton import merge as merge_kernels
+from baton.ops.triton import pages as page_kernels
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
 from baton.ops.triton.decode_mla import MLAConfig, decode_mla, mla_config
 from baton.ops.triton.split import Workspace, task_map
@@ -141,3 +144,36 @@ def check_mla(lengths, page, heads, latent, rope, programs: int, config: MLAConf
     want, want_lse = reference(q, paged.tokens, values, 0.1)
     assert close(out, want, dtype)
     assert torch.allclose(lse.double(), want_lse, atol=1e-3 if dtype == F16 else 1e-5)
+
+
+@pytest.mark.parametrize("tokens, heads, dim, wide", [(5, 2, 16, 24), (1100, 1, 40, 0)])
+def test_store_and_gather(tokens: int, heads: int, dim: int, wide: int) -> None:
+    """Into shuffled slots and back; nothing else is touched. `wide` 0: keys only."""
+    page, count = 16, 80
+    key_pages = torch.full((count, heads, page, dim), torch.nan).transpose(1, 2)
+    value_pages = torch.full((count, heads, page, wide or 1), torch.nan).transpose(1, 2)
+    table = torch.randperm(count)[: -(-tokens // page)]
+    where = torch.arange(tokens)
+    slots = table[where // page] * page + where % page
+    both = torch.randn(tokens, heads, dim + max(wide, 1))  # strided rows, as from one projection
+    key, value = both[..., :dim], both[..., dim:] if wide else None
+    page_kernels.store(slots, key_pages, key, value_pages if wide else None, value)
+    assert int(key_pages.isnan().sum()) == (count * page - tokens) * heads * dim
+    lengths = [min(3, tokens), tokens]
+    bounds = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
+    for store, want in ((key_pages, key), (value_pages, value)):
+        if want is not None:
+            out = torch.full((sum(lengths), *want.shape[1:]), torch.nan)
+            page_kernels.gather(store, torch.stack((table, table)), tokens, bounds, out)
+            assert torch.equal(out, torch.cat((want[: lengths[0]], want)))
+
+
+def test_merge_in_place() -> None:
+    acc, more = torch.randn(2, 37, 3, 24)
+    lse, new = torch.randn(2, 37, 3)
+    lse[0, 0], new[1, 1], lse[2, 2], new[2, 2] = (-torch.inf,) * 4
+    acc[0, 0], more[1, 1], acc[2, 2], more[2, 2] = (torch.nan,) * 4
+    want, want_lse = merge(acc, lse, more, new)
+    merge_kernels.merge_into(acc, lse, more, new.t().contiguous().t())
+    assert torch.allclose(acc, want, atol=1e-6)
+    assert torch.allclose(lse, want_lse, atol=1e-6)

@@ -1,0 +1,225 @@
+"""Decode attention: our task map, our static split, and FA3 where it can be imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attention_common import (
+    BANDWIDTH,
+    BF16,
+    CUDA,
+    FLOPS,
+    PAGE,
+    K,
+    difference,
+    failed,
+    graph_ms,
+    layers,
+    report,
+    rows_of,
+    sets_for,
+)
+
+from baton.attention.backend import ATTENTION
+from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
+from baton.core.forward import ForwardBatch
+
+MIXES = {
+    "1x1K": [K],
+    "16x1K": [K] * 16,
+    "64x1K": [K] * 64,
+    "1x64K": [64 * K],
+    "8x64K": [64 * K] * 8,
+    "2x32K+30x4K": [32 * K] * 2 + [4 * K] * 30,
+    "1x64K+15x4K": [64 * K] + [4 * K] * 15,
+    "1x128K+31x4K": [128 * K] + [4 * K] * 31,
+}
+
+
+def decode_batch(lengths: list[int]) -> tuple[ForwardBatch, int]:
+    """A step of decode rows over shuffled pages, and how many pages there are."""
+    counts = [-(-n // PAGE) for n in lengths]
+    order = torch.randperm(sum(counts), device=CUDA) + 1
+    pages = torch.zeros(len(lengths), max(counts), dtype=torch.int64, device=CUDA)
+    start = 0
+    for i, count in enumerate(counts):
+        pages[i, :count] = order[start : start + count]
+        start += count
+    positions = torch.tensor([n - 1 for n in lengths], device=CUDA)
+    slots = pages.gather(1, positions[:, None] // PAGE)[:, 0] * PAGE + positions % PAGE
+    contexts = [n - 1 for n in lengths]
+    return ForwardBatch([1] * len(lengths), contexts, positions, slots, pages), sum(counts) + 1
+
+
+def reference_decode(
+    spec: GQASpec | MLASpec, view: Any, batch: ForwardBatch, q: torch.Tensor
+) -> torch.Tensor:
+    outs = []
+    for i in range(len(batch.query_lens)):
+        k, v = rows_of(view, batch, i), rows_of(view, batch, i, 1)
+        heads = q[i].float().unflatten(0, (k.shape[1], -1))
+        s = torch.einsum("hgd,nhd->hgn", heads, k) * spec.scale
+        outs.append(torch.einsum("hgn,nhd->hgd", s.softmax(-1), v).flatten(0, 1))
+    return torch.stack(outs)
+
+
+def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
+    from baton.ops.triton.decode_gqa import decode_gqa as kernel
+    from baton.ops.triton.split import Workspace
+
+    backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
+    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    for shape, lengths in MIXES.items():
+        batch, num_pages = decode_batch(lengths)
+        size = sum(lengths) * spec.kv_shape.width * 2
+        views = layers(spec, num_pages, sets_for(size))
+        count = len(lengths)
+        q = torch.randn(count, spec.num_heads, spec.head_dim, device=CUDA, dtype=BF16)
+        limit = size / BANDWIDTH * 1e3
+        want = reference_decode(spec, views[0], batch, q)
+        plan = backend.plan_decode(batch, range(count), PAGE)
+        error = difference(backend.decode_gqa(plan, views[0], q), want)
+        ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
+        report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
+
+        def run(view: Any, programs: int, static: int, space: Workspace) -> torch.Tensor:
+            key, value = view.paged()
+            return kernel(
+                q, key, value, batch.pages, plan.shares, space, spec.scale, programs,
+                backend._gqa, static,
+            )[0]  # fmt: skip
+
+        pieces = max(1, min(max(lengths) // PAGE, backend.programs // (count * spec.num_kv_heads)))
+        slots = count * spec.num_kv_heads * pieces
+        space = Workspace.make(slots, backend._gqa.rows, spec.head_dim, CUDA)
+        error = difference(run(views[0], 1, pieces, space), want)
+        ms = graph_ms([lambda v=v: run(v, 1, pieces, space) for v in views])
+        report(title, shape, f"static /{pieces}", ms, limit, error=error, TBps=size / ms / 1e9)
+        if sweep:
+            for residents in (1, 2, 3, 4):
+                programs = cores * residents
+                space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
+                ms = graph_ms([lambda v=v: run(v, programs, 0, space) for v in views])
+                report(title, shape, f"  {residents} per SM", ms, limit)
+        del views
+        peer_fa3_gqa(spec, title, shape, lengths, q, limit)
+        torch.cuda.empty_cache()
+    ms = graph_ms([lambda: backend.plan_decode(batch, range(count), PAGE)] * 16)
+    report(title, shape, "plan, per step", ms, 0.0)
+
+
+def peer_fa3_gqa(
+    spec: GQASpec, title: str, shape: str, lengths: list[int], q: torch.Tensor, limit: float
+) -> None:
+    """FA3 over contiguous caches: it is spared the pages."""
+    try:
+        import fa3_fwd_interface as fa3
+    except ImportError:
+        return
+    size = 2 * len(lengths) * max(lengths) * spec.kv_shape.width
+    sets = sets_for(size)
+    dims = len(lengths), max(lengths), spec.num_kv_heads, spec.head_dim
+    caches = [
+        tuple(torch.randn(dims, device=CUDA, dtype=BF16) for _ in range(2)) for _ in range(sets)
+    ]
+    lens = torch.tensor(lengths, dtype=torch.int32, device=CUDA)
+    try:
+        ms = graph_ms(
+            [
+                lambda c=c: fa3.flash_attn_with_kvcache(
+                    q[:, None], *c, cache_seqlens=lens, softmax_scale=spec.scale, causal=True
+                )
+                for c in caches
+            ]
+        )
+        report(title, shape, "FA3 contiguous", ms, limit)
+    except Exception as error:
+        failed(title, shape, "FA3 contiguous", error)
+
+
+def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
+    from baton.ops.triton.decode_mla import MLAConfig
+    from baton.ops.triton.decode_mla import decode_mla as kernel
+    from baton.ops.triton.split import Workspace, task_map
+
+    backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
+    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    width = spec.latent_dim + spec.rope_dim
+    up = torch.randn(
+        spec.num_heads, spec.nope_dim + spec.value_dim, spec.latent_dim, device=CUDA, dtype=BF16
+    ) / spec.latent_dim**0.5  # fmt: skip
+    for shape, lengths in MIXES.items():
+        batch, num_pages = decode_batch(lengths)
+        size, count = sum(lengths) * width * 2, len(lengths)
+        views = layers(spec, num_pages, sets_for(size))
+        q = torch.randn(count, spec.num_heads, width, device=CUDA, dtype=BF16)
+        limit = max(
+            size / BANDWIDTH,
+            2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
+        ) * 1e3  # fmt: skip
+        want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
+        tries: list[tuple[str, MLAConfig, int]] = [
+            ("task map", backend._mla, backend._mla.residents)
+        ]
+        if sweep and spec.num_heads <= 16:
+            tries += [
+                ("  64x8w, 1 per SM", MLAConfig(16, 64, 8, 3, 1), 1),
+                ("  64x4w, 1 per SM", MLAConfig(16, 64, 4, 3, 1), 1),
+                ("  32x4w, 1 per SM", MLAConfig(16, 32, 4, 4, 1), 1),
+                ("  32x8w, 2 per SM", MLAConfig(16, 32, 8, 3, 2), 2),
+            ]
+        for name, config, residents in tries:
+            programs = cores * residents
+            space = Workspace.make(2 * programs, config.rows, spec.latent_dim, CUDA)
+            blocks = -(-spec.num_heads // config.rows)
+            shares = task_map(batch.positions, config.tile, blocks)
+
+            def run(view: Any, c=config, s=shares, w=space, p=programs) -> torch.Tensor:
+                return kernel(
+                    q[..., : spec.latent_dim], q[..., spec.latent_dim :], view.paged()[0],
+                    batch.pages, s, w, spec.scale, p, c,
+                )[0]  # fmt: skip
+
+            try:
+                error = difference(run(views[0]), want)
+                ms = graph_ms([lambda v=v: run(v) for v in views])
+                report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
+            except Exception as problem:
+                failed(title, shape, name, problem)
+        plan = backend.plan_decode(batch, range(count), PAGE)
+        whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
+        ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])
+        report(title, shape, "with absorbing", ms, limit)
+        del views
+        peer_fa3_mla(spec, title, shape, lengths, q, limit)
+        torch.cuda.empty_cache()
+
+
+def peer_fa3_mla(
+    spec: MLASpec, title: str, shape: str, lengths: list[int], q: torch.Tensor, limit: float
+) -> None:
+    """FA3's latent form: rope as keys, latents as values, over contiguous caches."""
+    try:
+        import fa3_fwd_interface as fa3
+    except ImportError:
+        return
+    width, latent = spec.latent_dim + spec.rope_dim, spec.latent_dim
+    sets = sets_for(2 * len(lengths) * max(lengths) * width)
+    dims = len(lengths), max(lengths), 1, width
+    caches = [torch.randn(dims, device=CUDA, dtype=BF16) for _ in range(sets)]
+    lens = torch.tensor(lengths, dtype=torch.int32, device=CUDA)
+    turn, moved = q[:, None, :, latent:].contiguous(), q[:, None, :, :latent].contiguous()
+    try:
+        ms = graph_ms(
+            [
+                lambda c=c: fa3.flash_attn_with_kvcache(
+                    turn, c[..., latent:], c[..., :latent], qv=moved, cache_seqlens=lens,
+                    softmax_scale=spec.scale, causal=True,
+                )
+                for c in caches
+            ]
+        )  # fmt: skip
+        report(title, shape, "FA3 contiguous", ms, limit)
+    except Exception as error:
+        failed(title, shape, "FA3 contiguous", error)
