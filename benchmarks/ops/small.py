@@ -1,0 +1,188 @@
+"""Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
+
+    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,sample,head] [--out F]
+
+Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
+from memory; small ones show launch and latency, as they do in a decode step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timing import Call, Table, attempt, plain, relative_error
+
+from baton.config.model import MoEConfig
+from baton.core.kv import KVShape
+from baton.kv.format import make_views
+from baton.layers.embedding import _wide_linear
+from baton.ops import sample
+from baton.ops.activation import silu_mul
+from baton.ops.norm import add_rms_norm
+from baton.ops.qkv import gqa_heads, mla_heads
+from baton.ops.rope import Rotation
+from baton.ops.router import gate
+
+BF16 = torch.bfloat16
+
+
+def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def copies(moved: float) -> int:
+    return int(min(32, max(2, 128e6 // moved)))
+
+
+def both(calls: list[Call]) -> dict[str, float | str]:
+    """Our time, and that of the plain chain."""
+    ours = attempt(calls)
+    with plain():
+        return {"ours": ours, "torch": attempt(calls)}
+
+
+def first(value: Any) -> torch.Tensor:
+    return value[0] if isinstance(value, tuple) else value
+
+
+def compare(call: Call) -> float:
+    """Difference from the plain path, which rounds at the same places."""
+    out = first(call()).clone()
+    with plain():
+        return relative_error(out, first(call()))
+
+
+def norm(table: Table) -> None:
+    for tokens, dim in ((1, 4096), (64, 4096), (1024, 4096), (16384, 4096), (16384, 2048)):
+        moved = 8.0 * tokens * dim
+        weight = randn(dim)
+        pairs = [(randn(tokens, dim), randn(tokens, dim)) for _ in range(copies(moved))]
+        calls = [partial(add_rms_norm, *p, weight, 1e-5) for p in pairs]
+        table.add(f"add+norm {tokens}x{dim}", both(calls), moved, error=compare(calls[0]))
+
+
+def silu(table: Table) -> None:
+    for rows, width in ((64, 1536), (1024, 13312), (131072, 1536)):
+        moved = 6.0 * rows * width
+        calls = [partial(silu_mul, randn(rows, 2 * width)) for _ in range(copies(moved))]
+        table.add(f"silu*mul {rows}x{width}", both(calls), moved, error=compare(calls[0]))
+
+
+def rotation(tokens: int, side: int, interleaved: bool) -> Rotation:
+    turn = torch.rand(tokens, side, device="cuda") * 6
+    return Rotation(turn.cos(), turn.sin(), interleaved)
+
+
+def gqa(table: Table) -> None:
+    heads, dim, norms = (64, 8), 128, (randn(128), randn(128))
+    (view,) = make_views([KVShape(8, 128, 128)], 600, 64, "bfloat16", BF16, "cuda")
+    for tokens in (1, 64, 1024, 16384):
+        # read q, k, v; write q, k (for prefill) and k, v into pages; cos and sin
+        moved = 2.0 * tokens * 128 * (80 + 72 + 16) + 8 * 64 * tokens
+        turn = rotation(tokens, 64, False)
+        slots = torch.randperm(600 * 64, device="cuda")[:tokens]
+        many = [randn(tokens, 80 * dim) for _ in range(copies(moved))]
+        calls = [partial(gqa_heads, x, heads, norms, 1e-5, turn, view, slots) for x in many]
+        table.add(f"gqa norm+rope+store {tokens}", both(calls), moved, error=compare(calls[0]))
+
+
+def mla(table: Table) -> None:
+    weight = randn(512)
+    (view,) = make_views([KVShape(1, 576, 512, True)], 600, 64, "bfloat16", BF16, "cuda")
+    for tokens in (1, 64, 1024, 16384):
+        moved = 2.0 * tokens * (16 * 64 * 2 + 576 * 3) + 8 * 32 * tokens
+        turn = rotation(tokens, 32, True)
+        slots = torch.randperm(600 * 64, device="cuda")[:tokens]
+        many = [(randn(tokens, 16, 192), randn(tokens, 576)) for _ in range(copies(moved))]
+        calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in many]
+        table.add(f"mla norm+rope+store {tokens}", both(calls), moved)
+
+
+def router(table: Table) -> None:
+    config = MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826)
+    bias = torch.randn(192, device="cuda") * 0.01
+    weights = [randn(192, 4096, dtype=torch.float32) * 0.02 for _ in range(16)]
+    for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
+        x, few = randn(tokens, 4096), weights[: 16 if tokens <= 1024 else 2]
+        calls = [partial(gate, x, w, bias, config) for w in few]
+        want = (x.double() @ weights[0].double().t()).sigmoid()
+        experts, _ = calls[0]()
+        best = (want + bias.double()).topk(8).values.sum()
+        regret = float(1 - (want + bias.double()).gather(1, experts).sum() / best)
+        moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
+        table.add(
+            f"gate+choose 192x4096 T={tokens}",
+            both(calls),
+            moved,
+            6.0 * tokens * 192 * 4096,
+            regret,
+        )
+
+
+def sampling(table: Table) -> None:
+    vocab = 120832
+    heat = torch.rand(512, 6, device="cuda", dtype=torch.float64) + 0.5
+    ints = torch.randint(-(2**62), 2**62, (512, 3), device="cuda")
+    counts = torch.arange(512, device="cuda")
+    for rows in (1, 16, 64, 256):
+        slots = torch.arange(rows, device="cuda")
+        moved = 4.0 * rows * vocab
+        many = [randn(rows, vocab, dtype=torch.float32) * 3 for _ in range(copies(moved))]
+        for name, random in (("greedy", None), ("temperature", slots)):
+            tables = heat[:, 0], ints[:, 0], counts
+            calls = [partial(sample.choose, x, slots, *tables, random) for x in many]
+            if random is None:
+                heat[:, 0] = 0.0
+            else:
+                heat[:, 0] = 0.8
+            ours = calls[0]()[0].clone()
+            with plain():
+                same = float((ours != calls[0]()[0]).double().mean())
+            table.add(f"sample {name} {rows}x{vocab}", both(calls), moved, error=same)
+
+
+def head(table: Table) -> None:
+    weight = randn(120832, 4096)
+    for rows in (1, 16, 64):
+        x = randn(rows, 4096)
+        times = {
+            "ours": attempt([partial(_wide_linear, x, weight)]),
+            "bf16 out": attempt([partial(F.linear, x, weight)]),
+        }
+        wrong = relative_error(
+            _wide_linear(x, weight)[:, :512], x.double() @ weight[:512].double().t()
+        )
+        moved = 2.0 * weight.numel() + 4.0 * rows * weight.shape[0]
+        table.add(f"head {rows}x4096x120832", times, moved, error=wrong)
+
+
+PARTS = {
+    "norm": norm,
+    "silu": silu,
+    "gqa": gqa,
+    "mla": mla,
+    "gate": router,
+    "sample": sampling,
+    "head": head,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    table = Table()
+    with torch.inference_mode():
+        for name in args.only.split(","):
+            PARTS[name](table)
+    table.write(args.out)
+
+
+if __name__ == "__main__":
+    main()

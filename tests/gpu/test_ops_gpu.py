@@ -1,0 +1,255 @@
+"""Kernels on a card, through the public operations, against float64 on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baton.config.model import MoEConfig
+from baton.core.kv import KVShape
+from baton.kv.format import make_views
+from baton.ops import sample
+from baton.ops.activation import silu_mul
+from baton.ops.moe import expert_mlp
+from baton.ops.norm import add_rms_norm, rms_norm
+from baton.ops.qkv import gqa_heads, mla_heads
+from baton.ops.rope import Rotation
+from baton.ops.router import gate, route
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def error(out: torch.Tensor, want: torch.Tensor) -> float:
+    out, want = out.cpu().double(), want.cpu().double()
+    return float((out - want).norm() / want.norm())
+
+
+def oracle(x, experts, weights, gate_up, down, shared, tokens) -> torch.Tensor:
+    rows = []
+    for t in tokens:
+        row = shared[t].double()
+        for expert, weight in zip(experts[t], weights[t], strict=True):
+            gated, up = (gate_up[expert].double() @ x[t].double()).chunk(2)
+            row = row + weight.double() * (down[expert].double() @ (F.silu(gated) * up))
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def routing(case: str, tokens: int, count: int, top_k: int) -> torch.Tensor:
+    scores = torch.rand(tokens, count, device="cuda")
+    if case == "same":
+        scores[:, -top_k:] += 1
+    if case == "skewed":
+        scores[:, 0] += 1
+        scores[:, count // 4 :] -= 1
+    return scores.topk(top_k, 1).indices
+
+
+@pytest.fixture(scope="module")
+def experts_weights():
+    made = {}
+
+    def make(count: int, hidden: int, inner: int, dtype: torch.dtype):
+        key = count, hidden, inner, dtype
+        if key not in made:
+            made.clear()
+            gate_up = torch.randn(count, 2 * inner, hidden, device="cuda", dtype=dtype)
+            down = torch.randn(count, hidden, inner, device="cuda", dtype=dtype)
+            made[key] = gate_up.mul_(hidden**-0.5), down.mul_(inner**-0.5)
+        return made[key]
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("case", ["uniform", "same", "skewed"])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 200, 3000])
+@pytest.mark.parametrize("shape", [(64, 6, 512, 352), (192, 8, 1024, 192)])
+def test_experts(experts_weights, shape, tokens, case, dtype) -> None:
+    count, top_k, hidden, inner = shape
+    gate_up, down = experts_weights(count, hidden, inner, dtype)
+    x = torch.full((tokens + 5, hidden), torch.nan, device="cuda", dtype=dtype)
+    x = x[:tokens].normal_()
+    experts = routing(case, tokens, count, top_k)
+    weights = torch.rand(tokens, top_k, device="cuda")
+    shared = torch.randn(tokens, hidden, device="cuda", dtype=dtype)
+    out = expert_mlp(x, experts, weights, gate_up, down, shared=shared)
+    some = sorted({0, tokens - 1, tokens // 2, tokens // 3})
+    want = oracle(x, experts, weights, gate_up, down, shared, some)
+    assert out.isfinite().all()
+    assert error(out[some], want) < {BF16: 8e-3, torch.float32: 1e-5}[dtype]
+    assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, shared=shared))
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 3000])
+def test_experts_of_the_library(experts_weights, tokens: int) -> None:
+    from baton.ops.triton import moe_library
+
+    count, top_k, hidden, inner = 64, 6, 512, 352
+    gate_up, down = experts_weights(count, hidden, inner, BF16)
+    x, shared = torch.randn(2, tokens, hidden, device="cuda", dtype=BF16)
+    experts = routing("skewed", tokens, count, top_k)
+    weights = torch.rand(tokens, top_k, device="cuda")
+    out = moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
+    some = sorted({0, tokens - 1, tokens // 2})
+    want = oracle(x, experts, weights, gate_up, down, shared, some)
+    assert error(out[some], want) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [3, 64, 900])
+def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
+    """One capture serves any routing and any logits that its inputs hold at replay."""
+    gate_up, down = experts_weights(64, 512, 352, BF16)
+    config = MoEConfig(64, 6, 352, score="sigmoid", score_bias=True)
+    weight, bias = torch.randn(64, 512, device="cuda"), torch.zeros(64, device="cuda")
+    x = torch.randn(tokens, 512, device="cuda", dtype=BF16)
+
+    def step() -> torch.Tensor:
+        return expert_mlp(x, *gate(x, weight, bias, config), gate_up, down)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for shift in (0.0, 50.0):
+        x.normal_()
+        bias.normal_()
+        bias[:6] += shift  # then every token goes to the same experts
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, step())
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 500, 3000])
+def test_gate(tokens: int) -> None:
+    config = MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826)
+    x = torch.randn(tokens, 4096, device="cuda", dtype=BF16)
+    weight = torch.randn(192, 4096, device="cuda") * 0.02
+    bias = torch.randn(192, device="cuda") * 0.01
+    experts, weights = gate(x, weight, bias, config)
+    logits = x.cpu().double() @ weight.cpu().double().t()
+    want, want_weights = route(logits, bias.cpu().double(), config)
+    experts, order = experts.cpu().sort(1)
+    want, want_order = want.sort(1)
+    same = (experts == want).all(1)
+    assert same.double().mean() > 0.995  # but for ties
+    got, right = weights.cpu().gather(1, order)[same], want_weights.gather(1, want_order)[same]
+    assert error(got, right) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 1000])
+@pytest.mark.parametrize("dim", [128, 512, 2048, 4096, 7168])
+def test_norms_and_silu(tokens: int, dim: int) -> None:
+    x, residual = torch.randn(2, tokens, dim, device="cuda", dtype=BF16)
+    weight = torch.rand(dim, device="cuda", dtype=BF16) + 0.5
+    want = F.rms_norm(x.double(), (dim,), weight.double(), 1e-5)
+    assert error(rms_norm(x, weight, 1e-5), want) < 4e-3
+    out, total = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert error(out, F.rms_norm(total.double(), (dim,), weight.double(), 1e-5)) < 4e-3
+    first, second = x.double().chunk(2, -1)
+    assert error(silu_mul(x), F.silu(first) * second) < 4e-3
+
+
+def views(shape: KVShape):
+    made = [make_views([shape], 70, 64, "bfloat16", BF16, d)[0] for d in ("cuda", "cpu")]
+    for view, device in zip(made, ("cuda", "cpu"), strict=True):
+        view.poison(torch.arange(70, device=device))
+    return made
+
+
+def same_pages(a, b) -> bool:
+    a, b = a.paged()[0].cpu(), b.paged()[0]
+    return torch.equal(a.isnan(), b.isnan()) and error(a.nan_to_num(), b.nan_to_num()) < 4e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 1000])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads, dim, side", [((64, 8), 128, 64), ((12, 2), 128, 32)])
+def test_gqa_heads(heads, dim, side, tokens, interleaved) -> None:
+    qkv = torch.randn(tokens, (heads[0] + 2 * heads[1]) * dim).to(BF16)
+    norms = tuple((torch.rand(dim) + 0.5).to(BF16) for _ in "qk")
+    turn = torch.rand(tokens, side) * 6
+    slots = torch.randperm(70 * 64)[:tokens]
+    mine, theirs = views(KVShape(heads[1], dim, dim))
+    rotation = Rotation(turn.cos(), turn.sin(), interleaved)
+    want = gqa_heads(qkv, heads, norms, 1e-5, rotation, theirs, slots)
+    there = Rotation(turn.cos().cuda(), turn.sin().cuda(), interleaved)
+    norms = tuple(n.cuda() for n in norms)
+    out = gqa_heads(qkv.cuda(), heads, norms, 1e-5, there, mine, slots.cuda())
+    assert all(error(a, b) < 4e-3 for a, b in zip(out, want, strict=True))
+    assert same_pages(mine, theirs)
+    values = mine.paged()[1].cpu().nan_to_num()
+    assert torch.equal(values, theirs.paged()[1].nan_to_num())
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 1000])
+def test_mla_heads(tokens: int) -> None:
+    q = torch.randn(tokens, 16, 192).to(BF16)
+    kv, weight = torch.randn(tokens, 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
+    turn, slots = torch.rand(tokens, 32) * 6, torch.randperm(70 * 64)[:tokens]
+    mine, theirs = views(KVShape(1, 576, 512, shared_value=True))
+    want = mla_heads(q, kv, weight, 1e-6, Rotation(turn.cos(), turn.sin(), True), theirs, slots)
+    there = Rotation(turn.cos().cuda(), turn.sin().cuda(), True)
+    out = mla_heads(q.cuda(), kv.cuda(), weight.cuda(), 1e-6, there, mine, slots.cuda())
+    assert all(error(a, b) < 4e-3 for a, b in zip(out, want, strict=True))
+    assert same_pages(mine, theirs)
+
+
+@pytest.mark.parametrize("rows, vocab", [(1, 120832), (64, 120832), (9, 163840), (5, 1001)])
+def test_sampling_is_the_plain_path_s(rows: int, vocab: int) -> None:
+    logits = torch.randn(rows, vocab) * 3
+    logits[rows // 2, 5] = torch.nan
+    slots = torch.randperm(100)[:rows]
+    heat = torch.rand(100, 6, dtype=torch.float64) + 0.5
+    heat[slots[::3], 0] = 0.0
+    table = torch.randint(-(2**63), 2**63 - 1, (100, 3))
+    counts = torch.arange(100)
+    random = heat[slots, 0].nonzero().flatten()
+    args = slots, heat[:, 0], table[:, 1], counts, random if len(random) else None
+    want, want_bad = sample.choose(logits, *args)
+    there = [None if a is None else a.cuda() for a in (slots, heat, table, counts, args[4])]
+    there[1], there[2] = there[1][:, 0], there[2][:, 1]
+    out, bad = sample.choose(logits.cuda(), *there)
+    assert torch.equal(bad.cpu(), want_bad)
+    assert (out.cpu() == want).double().mean() > 0.98
+
+
+def test_draws_follow_the_softmax() -> None:
+    """10,000 draws of one distribution: chi-squared over ten tokens."""
+    draws, vocab = 10_000, 5000
+    logits = torch.full((1, vocab), -20.0, device="cuda")
+    logits[0, ::500] = torch.linspace(-1, 1, 10, device="cuda")
+    slots = torch.arange(draws, device="cuda")
+    heat = torch.ones(draws, dtype=torch.float64, device="cuda")
+    seeds = torch.randint(-(2**63), 2**63 - 1, (draws,), device="cuda")
+    counts = torch.zeros_like(slots)
+    out, _ = sample.choose(logits.expand(draws, -1), slots, heat, seeds, counts, slots)
+    seen = torch.bincount(out, minlength=vocab)[::500].double()
+    expected = logits[0].double().softmax(0)[::500] * draws
+    assert seen.sum() == draws
+    assert ((seen - expected) ** 2 / expected).sum() < 33  # p = 1e-4 at 9 degrees
+
+
+def test_head_keeps_float32() -> None:
+    from baton.layers.embedding import _wide_linear
+
+    x, weight = torch.randn(3, 512), torch.randn(1000, 512)
+    x, weight = x.to("cuda", BF16), weight.to("cuda", BF16)
+    out = _wide_linear(x, weight)
+    assert out.dtype == torch.float32
+    assert error(out, x.double() @ weight.double().t()) < 1e-5
