@@ -63,26 +63,35 @@ def test_logits_are_transformers_within_bfloat16(
 ) -> None:
     """Relative error per position <= 2e-2; equal argmax where the top gap exceeds the error.
 
-    The reference runs in float32 on weights rounded to bfloat16, which is what is served.
+    The reference runs in float32 on weights rounded to bfloat16, which is what is served. Where
+    two experts tie within bfloat16's rounding another one is chosen, and that position is off by
+    more: such positions may be no more than in transformers' own bfloat16 run.
     """
     monkeypatch.setenv("BATON_DEBUG", "0")
     ids = [(i * 37 + 11) % 317 + 3 for i in range(700)]
     model = transformers.AutoModelForCausalLM.from_pretrained(wide(family), dtype=torch.bfloat16)
+    model = model.cuda()
+    batch = torch.tensor([ids]).cuda()
     with torch.inference_mode():
-        logits = model.float().cuda()(torch.tensor([ids]).cuda()).logits[0, :-1].cpu()
+        rounded = model(batch).logits[0, :-1].float().cpu()
+        logits = model.float()(batch).logits[0, :-1].cpu()
     with LLM(wide(family), **(BASE | {"max_num_batched_tokens": chunk})) as llm:
         scores = llm.score(ids)
-    expected = logits.log_softmax(-1)
     # log_softmax shifts a whole row; compare as logits are compared, around their mean
-    ours, theirs = (x - x.mean(1, keepdim=True) for x in (scores, expected))
+    ours, theirs, half = (x - x.mean(1, keepdim=True) for x in (scores, logits, rounded))
     error = (ours - theirs).norm(dim=1) / theirs.norm(dim=1)
+    usual = (half - theirs).norm(dim=1) / theirs.norm(dim=1)
     top = theirs.topk(2, dim=1).values
     clear = (top[:, 0] - top[:, 1]) > 2 * (ours - theirs).abs().amax(1)
     agree = (ours.argmax(1) == theirs.argmax(1))[clear].float().mean()
-    print(f"{family} chunk {chunk}: median {error.median():.1e} max {error.max():.1e} {agree:.4f}")
+    off, usually_off = ((x > 2e-2).float().mean() for x in (error, usual))
+    print(
+        f"{family}, chunk {chunk}: median {error.median():.1e} (transformers {usual.median():.1e})"
+        f", over 2e-2 {off:.2%} ({usually_off:.2%}), argmax {agree:.4f}"
+    )
     assert agree >= 0.99
     assert error.median() <= 2e-2
-    assert (error <= 2e-2).float().mean() >= 0.99
+    assert off <= usually_off + 0.01
 
 
 @pytest.mark.parametrize("family", FAMILIES)

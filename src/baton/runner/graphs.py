@@ -1,92 +1,134 @@
-"""CUDA graphs of whole decode steps, one per batch bucket.
+"""CUDA graphs of whole steps: decodes by batch bucket, single short prompts by token bucket.
 
-A graph reads everything that changes from fixed places: which slots run (one small copy from the
-host per step), and the slots' own lengths, last tokens and page tables on the device. A batch is
-padded to its bucket with the scrap slot, whose length stays 0 and whose pages are the scrap page,
-so a padded row writes where nobody reads. Steps with prefill rows run eagerly.
+A graph reads everything that changes from fixed places: a few numbers that the host copies in
+before each replay, and the slots' own lengths, last tokens and page tables on the device. What a
+bucket has too many of is padding: decode rows of the scrap slot, whose length stays 0 and whose
+pages are the scrap page; prompt tokens after the prompt's end, which causal attention hides from
+the real ones and which are stored on the scrap page. Other steps run eagerly and are counted.
+
+Without `capture()` the same padded steps are launched one kernel at a time, so that results do not
+depend, to the bit, on whether graphs are on: libraries choose kernels by the padded shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
+from baton.core.step import Row, StepPlan
 from baton.runner.slots import Slots
 
+#: Prompts of up to so many tokens run through graphs: longer ones keep the device busy enough to
+#: hide the host's launches.
+PROMPT_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
-def buckets(most: int) -> list[int]:
-    """Batch sizes to capture, up to `most`: dense where padding would cost most, then by 16."""
-    sizes = [1, 2, 4, 8, *range(16, 257, 16), *range(288, 1025, 32)]
-    kept = [size for size in sizes if size < most]
-    return [*kept, most]
+
+def batch_buckets(most: int) -> list[int]:
+    """Decode batches to capture, up to `most`: dense where padding would cost most."""
+    sizes = [1, 2, 4, 8, *range(16, 129, 16), *range(160, 257, 32), *range(320, 1025, 64)]
+    return [*(size for size in sizes if size < most), most]
 
 
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor  # float32 [bucket, vocab], overwritten by every replay
+    logits: torch.Tensor  # float32 [rows, vocab], overwritten by every replay
 
 
-class DecodeGraphs:
-    """Captured decode steps of batches up to `most` rows.
+class StepGraphs:
+    """Captured steps; `replays` and `eager` count steps served here and steps that no graph fits.
 
-    `replays` and `misses` count steps served here and decode steps that no bucket held.
+    Args:
+        max_batch: largest decode batch.
+        max_prompt: longest prompt to capture, in tokens.
     """
 
     def __init__(
-        self, model: Model, views: Sequence[KVView], slots: Slots, page_size: int, most: int
+        self,
+        model: Model,
+        views: Sequence[KVView],
+        slots: Slots,
+        page_size: int,
+        max_batch: int,
+        max_prompt: int,
     ) -> None:
         self._model, self._views, self._slots, self._page_size = model, views, slots, page_size
         device = slots.pages.device
-        self._ids = torch.full((most,), slots.scrap, dtype=torch.int64, device=device)
-        self._live = torch.zeros(most, dtype=torch.int64, device=device)
-        self._sizes = buckets(most)
-        self._captured: dict[int, _Captured] = {}
-        self.replays = self.misses = 0
+        self._batches = batch_buckets(max_batch)
+        self._prompts = [size for size in PROMPT_BUCKETS if size <= max_prompt]
+        #: decodes: slot ids [max_batch], then 1 for a real row and 0 for padding [max_batch]
+        self._rows = torch.zeros(2, max_batch, dtype=torch.int64, device=device)
+        self._rows[0] = slots.scrap
+        #: a prompt: slot id, length, then its token ids
+        self._prompt = torch.zeros(2 + PROMPT_BUCKETS[-1], dtype=torch.int64, device=device)
+        self._prompt[:2] = torch.tensor([slots.scrap, 1])
+        self._arange = torch.arange(PROMPT_BUCKETS[-1], device=device)
+        self._decodes: dict[int, _Captured] = {}
+        self._prefills: dict[int, _Captured] = {}
+        self.replays = self.eager = 0
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, in one shared memory pool."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        for size in reversed(self._sizes):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._body(size)  # compiles kernels and fills caches outside the capture
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                logits = self._body(size)
-            self._captured[size] = _Captured(graph, logits)
+        for size in reversed(self._prompts):
+            self._prefills[size] = _capture(self._prefill_body, size, pool, stream)
+        for size in reversed(self._batches):
+            self._decodes[size] = _capture(self._decode_body, size, pool, stream)
+        self._slots.computed[self._slots.scrap] = 0  # the warm-up moved it
         torch.cuda.synchronize()
 
-    def run(self, slot_ids: list[int]) -> torch.Tensor | None:
-        """Logits float32 `[n, vocab]` of one decode of each slot, lengths advanced; None when no
-        bucket holds that many. Valid until the next call."""
-        count = len(slot_ids)
-        size = next((size for size in self._sizes if size >= count), None)
-        if size is None:
-            self.misses += 1
-            return None
-        padding = [self._slots.scrap] * (size - count)
-        host = torch.tensor(
-            [[*slot_ids, *padding], [1] * count + [0] * (size - count)], dtype=torch.int64
-        ).pin_memory()
-        self._ids[:size].copy_(host[0], non_blocking=True)
-        self._live[:size].copy_(host[1], non_blocking=True)
-        captured = self._captured[size]
-        captured.graph.replay()
-        self.replays += 1
-        return captured.logits[:count]
+    def run(self, plan: StepPlan) -> torch.Tensor | None:
+        """Replay a step: float32 logits `[rows, vocab]` of each row's last token, lengths
+        advanced; valid until the next call. None when no graph fits."""
+        rows = plan.rows
+        logits = None
+        if all(not row.tokens for row in rows):
+            logits = self._decode(rows)
+        elif len(rows) == 1 and rows[0].start == 0:
+            logits = self._prefill(rows[0])
+        self.replays += logits is not None
+        self.eager += logits is None
+        return logits
 
-    def _body(self, size: int) -> torch.Tensor:
+    def _decode(self, rows: list[Row]) -> torch.Tensor | None:
+        count = len(rows)
+        size = next((size for size in self._batches if size >= count), None)
+        if size is None:
+            return None
+        pad = size - count
+        slots = [row.slot for row in rows] + [self._slots.scrap] * pad
+        host = torch.tensor([slots, [1] * count + [0] * pad], dtype=torch.int64)
+        self._rows[:, :size].copy_(host.pin_memory(), non_blocking=True)
+        return self._step(self._decodes, self._decode_body, size)[:count]
+
+    def _prefill(self, row: Row) -> torch.Tensor | None:
+        size = next((size for size in self._prompts if size >= row.length), None)
+        if size is None or row.score or row.prompt_logprobs >= 0:
+            return None
+        pad = [0] * (size - row.length)
+        host = torch.tensor([row.slot, row.length, *row.tokens, *pad], dtype=torch.int64)
+        self._prompt[: 2 + size].copy_(host.pin_memory(), non_blocking=True)
+        return self._step(self._prefills, self._prefill_body, size)
+
+    def _step(
+        self, captured: dict[int, _Captured], body: Callable[[int], torch.Tensor], size: int
+    ) -> torch.Tensor:
+        if size not in captured:
+            return body(size)
+        captured[size].graph.replay()
+        return captured[size].logits
+
+    def _decode_body(self, size: int) -> torch.Tensor:
         """One decode of the first `size` fixed rows. Device tensors only, shapes fixed."""
         state, page_size = self._slots, self._page_size
-        slots = self._ids[:size]
+        slots, live = self._rows[0, :size], self._rows[1, :size]
         positions = state.computed[slots]
         pages = state.pages[slots]
         page = pages.gather(1, (positions // page_size)[:, None])[:, 0]
@@ -97,7 +139,44 @@ class DecodeGraphs:
             slots=page * page_size + positions % page_size,
             pages=pages,
         )
-        context = self._model.plan(batch, self._views)
-        hidden = self._model.forward(state.last_token[slots], context)
-        state.computed.index_add_(0, slots, self._live[:size])
+        hidden = self._forward(state.last_token[slots], batch)
+        state.computed.index_add_(0, slots, live)
         return self._model.logits(hidden).float()
+
+    def _prefill_body(self, size: int) -> torch.Tensor:
+        """A prompt of `length <= size` tokens, nothing of it in the cache yet."""
+        state, page_size = self._slots, self._page_size
+        slot, length = self._prompt[:1], self._prompt[1:2]
+        positions = self._arange[:size]
+        pages = state.pages[slot]
+        scrap = state.pages[state.scrap, 0]
+        page = torch.where(positions < length, pages[0, positions // page_size], scrap)
+        batch = ForwardBatch(
+            query_lens=[size],
+            context_lens=[0],
+            positions=positions,
+            slots=page * page_size + positions % page_size,
+            pages=pages,
+        )
+        hidden = self._forward(self._prompt[2 : 2 + size], batch)
+        state.computed.index_add_(0, slot, length)
+        return self._model.logits(hidden.index_select(0, length - 1)).float()
+
+    def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        return self._model.forward(ids, self._model.plan(batch, self._views))
+
+
+def _capture(
+    body: Callable[[int], torch.Tensor],
+    size: int,
+    pool: Any,
+    stream: torch.cuda.Stream,
+) -> _Captured:
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        body(size)  # compiles kernels and fills caches outside the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        logits = body(size)
+    return _Captured(graph, logits)

@@ -19,7 +19,7 @@ from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
 from baton.core.request import PositionLogprobs
 from baton.core.step import Row, RowResult, StepPlan, StepResult
-from baton.runner.graphs import DecodeGraphs
+from baton.runner.graphs import StepGraphs
 from baton.runner.inputs import StepInputs, build_inputs
 from baton.runner.probes import Probe
 from baton.runner.prompt import prompt_rows
@@ -76,7 +76,7 @@ class Runner:
             config.max_num_seqs, config.num_pages, max_pages, self.device, debug=debug
         )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
             # The thread count of a parallel region belongs to the thread that opens it.
@@ -85,13 +85,20 @@ class Runner:
             )
 
     def capture(self) -> None:
-        """Capture decode steps as CUDA graphs. Not in debug mode, whose checks read the device."""
-        if self.device.type != "cuda" or self.config.enforce_eager or self.slots.debug:
+        """Capture decodes and short prompts as CUDA graphs."""
+        if self.device.type != "cuda" or self.slots.debug:  # whose checks read the device
             return
-        self.graphs = DecodeGraphs(
-            self.model, self.views, self.slots, self.config.page_size, self.config.max_num_seqs
+        config = self.config
+        self.graphs = StepGraphs(
+            self.model,
+            self.views,
+            self.slots,
+            config.page_size,
+            config.max_num_seqs,
+            min(config.max_num_batched_tokens, config.max_model_len),
         )
-        self.graphs.capture()
+        if not config.enforce_eager:
+            self.graphs.capture()
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Queue one step behind those launched before."""
@@ -141,25 +148,26 @@ class Runner:
         for admit in plan.admit:
             self.sampler.admit(admit)
         try:
-            launched = self._decode(plan, watch) or self._step(plan, watch)
+            launched = self._replay(plan, watch) or self._step(plan, watch)
         except Exception:
             self.slots.void(plan)
             raise
         watch.stop()
         return launched
 
-    def _decode(self, plan: StepPlan, watch: Stopwatch) -> _Launched | None:
-        """A step of decodes only, through a captured graph; None when it has to run eagerly."""
-        if self.graphs is None or any(row.tokens for row in plan.rows):
-            return None
-        slots = [row.slot for row in plan.rows]
-        logits = self.graphs.run(slots)
+    def _replay(self, plan: StepPlan, watch: Stopwatch) -> _Launched | None:
+        """The step through a captured graph; None when it has to run eagerly."""
+        logits = None if self.graphs is None else self.graphs.run(plan)
         if logits is None:
             return None
-        sampled = self.sampler.sample(logits, slots)
-        index = torch.tensor(slots).pin_memory().to(self.device, non_blocking=True)
-        self.slots.write(index, sampled.tokens)
-        return _Launched(plan, list(range(len(slots))), sampled, {}, {}, watch)
+        rows = [i for i, row in enumerate(plan.rows) if row.sample]
+        sampled = None
+        if rows:
+            slots = [plan.rows[i].slot for i in rows]
+            sampled = self.sampler.sample(logits, slots)
+            index = torch.tensor(slots).pin_memory().to(self.device, non_blocking=True)
+            self.slots.write(index, sampled.tokens)
+        return _Launched(plan, rows, sampled, {}, {}, watch)
 
     def _step(self, plan: StepPlan, watch: Stopwatch) -> _Launched:
         inputs = build_inputs(plan, self.slots, self.config.page_size)
