@@ -18,7 +18,8 @@ from baton.ops.triton.decode_mla import _decode_mla_kernel, mla_config
 from helpers.sm90 import Compiled, compile_sm90
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
-SMALL = ("lengths", "bounds", "batch", "table_row", "units")
+#: not specialised on, so that a kernel is compiled once for all batches
+SMALL = ("batch", "blocks", "programs", "table_row", "positions", "rows")
 
 
 def types(names: str, **pointers: str) -> dict[str, str]:
@@ -109,7 +110,7 @@ def test_store(heads: int, dim: int, block: int) -> None:
         "BLOCK": block, "HAS_VALUE": dim == 128,
     }  # fmt: skip
     warps = 1 if block == 1 else 4
-    found = compile_sm90(pages._store_kernel, args, constants, ("rows",), num_warps=warps)
+    found = compile_sm90(pages._store_kernel, args, constants, ("rows", "slots"), num_warps=warps)
     report(f"store {heads}x{dim} block {block}", found)
     assert found.local == 0
     if dim == 128 and block > 1:
@@ -122,7 +123,7 @@ def test_gather(heads: int, dim: int) -> None:
                  source="*bf16", pages="*i64", bounds="*i32", out="*bf16")  # fmt: skip
     width = min(dim & -dim, 128)
     constants = {"H": heads, "D": dim, "D_BLOCK": width, "PAGE": 64, "BLOCK": 4096 // width}
-    found = compile_sm90(pages._gather_kernel, args, constants, SMALL)
+    found = compile_sm90(pages._gather_kernel, args, constants, ("table_row", "pages"))
     report(f"gather {heads}x{dim}", found)
     assert found.local == 0
     assert found.count("LDG.E.128") > 0
@@ -133,7 +134,10 @@ def test_merge() -> None:
     args = types("rows o_row o_head l_row l_head",
                  acc="*fp32", acc_lse="*fp32", out="*bf16", lse="*fp32")  # fmt: skip
     found = compile_sm90(
-        merge._merge_kernel, args, {"H": 64, "D": 128, "D_PAD": 128, "BLOCK": 16}, ("l_row",)
+        merge._merge_kernel,
+        args,
+        {"H": 64, "D": 128, "D_PAD": 128, "BLOCK": 16},
+        ("rows", "l_row", "l_head"),
     )
     report("merge", found)
     assert found.local == 0
