@@ -102,11 +102,45 @@ def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
                 space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
                 ms = graph_ms([lambda v=v: run(v, programs, 0, space) for v in views])
                 report(title, shape, f"  {residents} per SM", ms, limit)
+        peer_flashinfer(spec, title, shape, batch, views, q, limit)
         del views
         peer_fa3_gqa(spec, title, shape, lengths, q, limit)
         torch.cuda.empty_cache()
     ms = graph_ms([lambda: backend.plan_decode(batch, range(count), PAGE)] * 16)
     report(title, shape, "plan, per step", ms, 0.0)
+
+
+def peer_flashinfer(
+    spec: GQASpec,
+    title: str,
+    shape: str,
+    batch: ForwardBatch,
+    views: list[Any],
+    q: torch.Tensor,
+    limit: float,
+) -> None:
+    """FlashInfer's paged decode on the same pages (it compiles its kernel at the first call)."""
+    try:
+        import flashinfer
+    except ImportError:
+        return
+    try:
+        lengths = torch.tensor([n + 1 for n in batch.context_lens], dtype=torch.int32)
+        counts = (lengths + PAGE - 1) // PAGE
+        indices = [batch.pages[i, :n] for i, n in enumerate(counts.tolist())]
+        starts = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+        space = torch.empty(512 << 20, dtype=torch.uint8, device=CUDA)
+        decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(space, "HND", use_tensor_cores=True)
+        decode.plan(
+            starts.to(CUDA), torch.cat(indices).int(), ((lengths - 1) % PAGE + 1).to(CUDA),
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, PAGE,
+            q_data_type=BF16, kv_data_type=BF16, sm_scale=spec.scale,
+        )  # fmt: skip
+        pairs = [tuple(part.transpose(1, 2) for part in view.paged()) for view in views]
+        ms = graph_ms([lambda p=p: decode.run(q, p) for p in pairs])
+        report(title, shape, "FlashInfer", ms, limit)
+    except Exception as error:
+        failed(title, shape, "FlashInfer", error)
 
 
 def peer_fa3_gqa(

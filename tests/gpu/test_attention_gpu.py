@@ -120,6 +120,8 @@ def test_backends(
     """`small`: so little workspace that a context comes in several blocks."""
     if step in ("decode", "skew") and (prefill != "sdpa" or small):
         pytest.skip("the same for every prefill backend")
+    if prefill != "sdpa" and spec not in ("gqa 64/8", "mla 16") and step != "mixed":
+        pytest.skip("compiles for long and shows no more")
     reasons = ATTENTION.get(prefill).why_not(AttentionNeed(SPECS[spec], BF16, CUDA))
     if reasons:
         pytest.skip("; ".join(reasons))

@@ -206,7 +206,14 @@ def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> torch.Tensor:
     """Flat row numbers of `sequences`, int64 on the batch's device."""
     starts = row_starts(batch)
     rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
-    return torch.cat(rows).to(batch.slots.device)
+    return to_device(torch.cat(rows), batch.slots.device)
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`host` on `device`; to a GPU from pinned memory, so that nobody waits for the copy."""
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)
 
 
 def row_starts(batch: ForwardBatch) -> list[int]:

@@ -2,11 +2,13 @@
 
 Both take packed rows, align the causal mask to the lower right corner, share KV heads, return
 the log-sum-exp, and accept the MLA shape (192 wide keys, 128 wide values). FA4 compiles a kernel
-at the first call of each kind (`warm_up`), whatever the lengths are.
+for every kind of call (`warm_up`; seconds each), whatever the lengths are, and keeps them on disk.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from baton.attention.needs import against_cuda
 from baton.attention.packed import PackedBackend, Piece
 from baton.attention.spec import AttentionNeed, GQASpec
+from baton.core import env
 
 
 def _against_dims(need: AttentionNeed) -> list[str]:
@@ -23,6 +26,14 @@ def _against_dims(need: AttentionNeed) -> list[str]:
     if dim > 256 or dim % 8 or value % 8:
         return [f"heads of {dim} (values {value}) are not multiples of 8 up to 256"]
     return []
+
+
+@functools.cache
+def _cute() -> Any:
+    """The library, told to keep compiled kernels on disk: else every start compiles them again."""
+    env.default("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    env.default("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(env.CACHE.get() / "flash-attn-4"))
+    return importlib.import_module("flash_attn.cute")
 
 
 class FA4Backend(PackedBackend):
@@ -39,17 +50,16 @@ class FA4Backend(PackedBackend):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, need_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See PackedBackend. The log-sum-exp always comes, so that there is one kernel less."""
-        from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
-
+        cute = _cute()
         kind: dict[str, Any] = {
             "softmax_scale": self.need.spec.scale,
             "causal": piece.causal,
             "return_lse": True,
         }
         if len(piece.q_lens) == 1:
-            out, lse = flash_attn_func(q[None], k[None], v[None], **kind)
+            out, lse = cute.flash_attn_func(q[None], k[None], v[None], **kind)
             return out[0], lse[0].t()
-        out, lse = flash_attn_varlen_func(
+        out, lse = cute.flash_attn_varlen_func(
             q, k, v,
             cu_seqlens_q=piece.cu_q,
             cu_seqlens_k=piece.cu_k,

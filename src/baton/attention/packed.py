@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from baton.attention.backend import AttentionBackend, row_starts
+from baton.attention.backend import AttentionBackend, row_starts, to_device
 from baton.attention.spec import AttentionNeed, MLASpec
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
@@ -265,7 +265,11 @@ class PackedBackend(AttentionBackend):
             heads, dims = spec.num_heads, (spec.nope_dim + spec.rope_dim, spec.value_dim)
         else:
             heads, dims = spec.num_kv_heads, (spec.head_dim, spec.head_dim)
-        kinds = ([128], [128], True), ([128], [256], False), ([64, 64], [64, 192], True)
+        # Libraries compile apart: few rows from many, one sequence from several, masked or not.
+        kinds = (
+            ([256], [256], True), ([256], [128], False), ([200, 200], [200, 300], True),
+            ([2], [66], True), ([2], [64], False), ([2, 3], [2, 9], True),
+        )  # fmt: skip
         for q_lens, k_lens, causal in kinds:
             rows = sum(q_lens)
             q = torch.zeros(rows, spec.num_heads, dims[0], dtype=dtype, device=device)
@@ -275,11 +279,8 @@ class PackedBackend(AttentionBackend):
 
 
 def _sums(lens: list[int], device: torch.device) -> torch.Tensor:
-    """Running sums, int32 `[n + 1]`, copied without a wait."""
-    host = torch.tensor([0, *accumulate(lens)], dtype=torch.int32)
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    """Running sums, int32 `[n + 1]`."""
+    return to_device(torch.tensor([0, *accumulate(lens)], dtype=torch.int32), device)
 
 
 def _piece(
@@ -302,7 +303,7 @@ def _tables(batch: ForwardBatch, sequences: list[int]) -> torch.Tensor:
     """Page tables of `sequences`, a view where they are consecutive."""
     if _consecutive(sequences):
         return batch.pages[sequences[0] : sequences[0] + len(sequences)]
-    return batch.pages[torch.tensor(sequences, device=batch.pages.device)]
+    return batch.pages[to_device(torch.tensor(sequences), batch.pages.device)]
 
 
 def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tensor:
@@ -312,4 +313,4 @@ def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tensor
         last = sequences[-1]
         return slice(starts[sequences[0]], starts[last] + batch.query_lens[last])
     rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
-    return torch.cat(rows).to(batch.pages.device)
+    return to_device(torch.cat(rows), batch.pages.device)

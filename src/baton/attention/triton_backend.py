@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from baton.attention.backend import AttentionBackend, row_starts
+from baton.attention.backend import AttentionBackend, row_starts, to_device
 from baton.attention.needs import against_cuda
 from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
 from baton.core.errors import ConfigError
@@ -88,9 +88,7 @@ class TritonBackend(AttentionBackend):
         if len(sequences) < len(batch.query_lens):
             starts = row_starts(batch)
             index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
-            if pages.device.type == "cuda":
-                index = index.pin_memory()
-            index = index.to(pages.device, non_blocking=True)
+            index = to_device(index, pages.device)
             rows, pages = index[0], pages[index[1]]
         return TritonPlan(rows, pages, task_map(batch.positions, *self._shape, rows))
 

@@ -51,6 +51,11 @@ API_KEY = Flag("BATON_API_KEY", "", str, "API key the server asks for (same as -
 ALL: tuple[Flag[bool] | Flag[Path] | Flag[str], ...] = (DEBUG, CACHE, LOG_LEVEL, API_KEY)
 
 
+def default(name: str, value: str) -> None:
+    """Set a library's variable for this process unless its user has."""
+    os.environ.setdefault(name, value)
+
+
 def child(**extra: str) -> dict[str, str]:
     """This process's environment with `extra` set, for a child process."""
     return {**os.environ, **extra}

@@ -9,6 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attention.test_paged_attention import Pages, batch_of
+from baton.attention.backend import Attention
+from baton.attention.positions.rotary import RotaryPositions
+from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
+from baton.attention.torch_backend import TorchBackend
+from baton.attention.triton_backend import TritonBackend
+from baton.config.model import RopeConfig
 from baton.ops.attention import merge
 from baton.ops.triton import merge as merge_kernels
 from baton.ops.triton import pages as page_kernels
@@ -177,3 +184,30 @@ def test_merge_in_place() -> None:
     merge_kernels.merge_into(acc, lse, more, new.t().contiguous().t())
     assert torch.allclose(acc, want, atol=1e-6)
     assert torch.allclose(lse, want_lse, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[(70, 1), (0, 5), (3, 1)], [(64, 1), (0, 1), (200, 1)]])
+@pytest.mark.parametrize("spec", [GQASpec(6, 2, 16, 0.3), MLASpec(3, 32, 16, 8, 24, 0.3)])
+def test_backend(spec: GQASpec | MLASpec, rows: list[tuple[int, int]]) -> None:
+    """The whole backend in a step, alone and beside a prefill, against the reference backend."""
+    device = torch.device("cpu")
+    need, pages = AttentionNeed(spec, F32, device), Pages(spec, 16, 60, "float32")
+    torch_backend = TorchBackend(need)
+    tables, shape = [pages.take(a + b) for a, b in rows], spec.kv_shape
+    for (context, _), table in zip(rows, tables, strict=True):
+        slots = torch.tensor(pages.slots(table, 0, context), dtype=torch.long)
+        key, value = torch.randn(2, context, shape.heads, shape.key_dim)
+        pages.view.store(slots, key, None if shape.shared_value else value)
+    batch, new = batch_of(pages, tables, rows), sum(b for _, b in rows)
+    results = []
+    for decode in (torch_backend, TritonBackend(need)):
+        run = Attention(torch_backend, decode, RotaryPositions(RopeConfig(8), F32, device))
+        plan = run.plan(batch, 16)
+        torch.manual_seed(3)
+        if isinstance(spec, MLASpec):
+            q, latent = torch.randn(new, 3, 24), torch.randn(new, 40)
+            results.append(run.mla(plan, pages.view, q, latent, torch.randn(3, 40, 32)))
+        else:
+            q, both = torch.randn(new, 6, 16), torch.randn(2, new, 2, 16)
+            results.append(run.gqa(plan, pages.view, q, *both))
+    assert torch.allclose(*results, atol=2e-5)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.split import TaskMap, Workspace, combine, owned, sequence_of
+from baton.ops.triton.split import TaskMap, Workspace, combine, owned, padded_batch, sequence_of
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def _attend_tiles(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "table_row"])
 def _decode_gqa_kernel(
     q, k_pages, v_pages, pages, lengths, bounds, out, lse, part, part_lse, batch, scale_log2,
     q_row, q_head, k_page, k_head, k_token, v_page, v_head, v_token, table_row,
@@ -199,7 +199,7 @@ def decode_gqa(
         value.stride(0), value.stride(2), value.stride(1), pages.stride(0),
         HK=kv_heads, G=group, G_PAD=config.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
-        B_PAD=triton.next_power_of_2(batch), STAGES=config.stages,
+        B_PAD=padded_batch(batch), STAGES=config.stages,
         STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
     )  # fmt: skip
     combine(space, shares, out, lse, programs, group, static)

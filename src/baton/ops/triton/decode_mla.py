@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 
 from baton.ops.triton.decode_gqa import pages_of
-from baton.ops.triton.split import TaskMap, Workspace, combine, owned, sequence_of
+from baton.ops.triton.split import TaskMap, Workspace, combine, owned, padded_batch, sequence_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "table_row"])
 def _decode_mla_kernel(
     q, q_rope, k_pages, pages, lengths, bounds, out, lse, part, part_lse, batch, scale_log2,
     q_row, q_head, rope_row, rope_head, k_page, k_token, table_row,
@@ -152,7 +152,7 @@ def decode_mla(
         pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
         H=heads, R=config.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
-        B_PAD=triton.next_power_of_2(batch), STAGES=config.stages,
+        B_PAD=padded_batch(batch), STAGES=config.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps,
     )  # fmt: skip
     combine(space, shares, out, lse, programs, config.rows, 0)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "l_row", "l_head"])
 def _merge_kernel(
     acc, acc_lse, out, lse, rows, o_row, o_head, l_row, l_head,
     H: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK: tl.constexpr,

@@ -24,7 +24,7 @@ def _store_rows(slots, pages, x, row, live, x_row, x_head, page, token, head,
     tl.store(pages + to[:, None] + d[None, :], value.to(pages.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots"])
 def _store_kernel(
     slots, key_pages, key, value_pages, value, rows,
     k_row, k_head, kp_page, kp_token, kp_head, v_row, v_head, vp_page, vp_token, vp_head,
@@ -68,7 +68,7 @@ def store(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["pages"])
 def _gather_kernel(
     source, pages, bounds, out, table_row, s_page, s_token, s_head,
     H: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, PAGE: tl.constexpr,

@@ -26,7 +26,10 @@ import triton.language as tl
 LN2 = 0.6931471805599453
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["batch", "blocks"],
+    do_not_specialize_on_alignment=["positions", "rows"],
+)
 def _map_kernel(positions, rows, lengths, bounds, batch, blocks, TILE: tl.constexpr, B_PAD: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip # noqa: E501
     b = tl.arange(0, B_PAD)
     row = tl.load(rows + b, b < batch, 0) if ROWS else b
@@ -55,7 +58,7 @@ def sequence_of(unit, bounds, batch, B_PAD: tl.constexpr):
     return tl.sum((ends <= unit).to(tl.int32), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch", "programs"])
 def _combine_kernel(
     part, part_lse, lengths, bounds, out, lse, batch, programs,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
@@ -110,6 +113,11 @@ def _combine_kernel(
             tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
 
 
+def padded_batch(batch: int) -> int:
+    """The table size that kernels are compiled for: few sizes, so few compilations."""
+    return max(64, int(triton.next_power_of_2(batch)))
+
+
 @dataclass(frozen=True)
 class TaskMap:
     """One step's shares, good for every layer.
@@ -133,11 +141,11 @@ def task_map(
     `rows` (int64 `[B]`) picks the decode rows, None takes all. One launch, no host sync.
     """
     batch = positions.shape[0] if rows is None else rows.shape[0]
-    table = torch.empty(2 * batch + 1, dtype=torch.int32, device=positions.device)
-    lengths, bounds = table[:batch], table[batch:]
+    lengths = torch.empty(batch, dtype=torch.int32, device=positions.device)
+    bounds = torch.empty(batch + 1, dtype=torch.int32, device=positions.device)
     _map_kernel[(1,)](
         positions, positions if rows is None else rows, lengths, bounds, batch, blocks,
-        TILE=tile, B_PAD=triton.next_power_of_2(batch), ROWS=rows is not None, num_warps=4,
+        TILE=tile, B_PAD=padded_batch(batch), ROWS=rows is not None, num_warps=4,
     )  # fmt: skip
     return TaskMap(lengths, bounds, tile, blocks)
 
