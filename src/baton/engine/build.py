@@ -181,7 +181,10 @@ def build_core(
     digest = "" if tokenizer is None else tokenizer.digest
     ranks = Ranks(options, digest, size) if size > 1 else None
     try:
-        rendezvous = ranks.rendezvous if ranks is not None else ""
+        rendezvous = ""
+        if ranks is not None:
+            rendezvous = ranks.rendezvous
+            ranks.await_joining()
         built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
         if options.expect_fingerprint is not None:
             built.fingerprint.require(parse_expected(options.expect_fingerprint))
