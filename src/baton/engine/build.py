@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from baton.config.options import EngineOptions
 from baton.config.resolve import itemsize, resolve
 from baton.core import env
 from baton.core.errors import ConfigError
+from baton.core.kv import KVShape
 from baton.core.log import get_logger
 from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
@@ -155,7 +156,14 @@ def build_rank(
             config.num_pages,
             config.page_size,
         )
-    fingerprint = Fingerprint.of(
+    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
+    return Built(config, Runner(config, model, views), fingerprint, group.close)
+
+
+def fingerprint_of(prepared: Prepared, kv_shapes: Sequence[KVShape], tokenizer: str) -> Fingerprint:
+    """The fingerprint of the engine that `prepared` becomes; arguments as in `Fingerprint.of`."""
+    config = prepared.config
+    return Fingerprint.of(
         engine=__version__,
         model=config.model,
         weights=weights_digest(prepared.source, prepared.options.model.load_format, config.seed),
@@ -163,10 +171,9 @@ def build_rank(
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         page_size=config.page_size,
-        kv_shapes=model.kv_shapes,
-        tp_size=size,
+        kv_shapes=kv_shapes,
+        tp_size=config.tensor_parallel_size,
     )
-    return Built(config, Runner(config, model, views), fingerprint, group.close)
 
 
 def build_core(

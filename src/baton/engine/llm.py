@@ -24,7 +24,7 @@ class LLM:
     """A model ready to answer, with the same engine the server runs.
 
     Args:
-        model: folder, GGUF file, hub id or embedded name.
+        model: folder, GGUF file, hub id or embedded name; or whole EngineOptions.
         options: any engine option by its flat name, e.g. `max_model_len=4096`,
             `tensor_parallel_size=2`, `num_kv_pages=512`; see `baton serve --help`.
 
@@ -33,8 +33,8 @@ class LLM:
         ModelError: the model cannot be read; names file, tensor and expectation.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        self.options = EngineOptions.of(model, **options)
+    def __init__(self, model: str | EngineOptions, **options: Any) -> None:
+        self.options = EngineOptions.of(model, **options) if isinstance(model, str) else model
         prepared = prepare(self.options)
         self.tokenizer = read_tokenizer(prepared)
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
