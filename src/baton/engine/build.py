@@ -95,7 +95,6 @@ def prepare(options: EngineOptions) -> Prepared:
         model_config,
         measure_machine(options.device.device),
         model_path=str(source.path),
-        tokenizer_path=None if model.skip_tokenizer_init else model.tokenizer or str(source.path),
         load_format=auto if model.load_format == "auto" else model.load_format,
         kv_bytes_per_page=lambda page, dtype: bytes_per_page(shape.kv_shapes, page, dtype),
         weight_elements=sum(p.numel() for p in shape.parameters()),

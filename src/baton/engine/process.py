@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 
 import msgspec
 import zmq
@@ -101,7 +100,6 @@ class EngineProcess:
 
 def main() -> None:
     """Entry point of the process."""
-    begin = time.monotonic()
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
     watch_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
@@ -115,13 +113,7 @@ def main() -> None:
                 model=options.model.model,
                 vocab_size=core.config.model.vocab_size,
                 max_model_len=core.config.max_model_len,
-                page_size=core.config.page_size,
-                num_pages=core.config.num_pages,
-                max_num_seqs=core.config.max_num_seqs,
-                eos_token_ids=list(core.config.model.eos_token_ids),
                 fingerprint=fingerprint.to_dict(),
-                decisions=[(d.name, d.value, d.reason) for d in core.config.decisions],
-                start_seconds=time.monotonic() - begin,
             )
         )
         process.run(core)
