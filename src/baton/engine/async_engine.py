@@ -32,7 +32,6 @@ from baton.core.log import get_logger
 from baton.core.request import FinishReason, Output, TokenOutput
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
-from baton.engine.build import find_source, tokenizer_of
 from baton.engine.child import EngineChild
 from baton.engine.messages import (
     Abort,
@@ -46,6 +45,7 @@ from baton.engine.messages import (
     StatsReply,
 )
 from baton.engine.output import Answers
+from baton.engine.source import find_source, tokenizer_of
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")

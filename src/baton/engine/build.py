@@ -23,6 +23,7 @@ from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
 from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
+from baton.engine.source import find_source, tokenizer_of
 from baton.kv.format import bytes_per_page, make_views
 from baton.kv.manager import KVManager
 from baton.models import registry
@@ -32,10 +33,9 @@ from baton.models.source import (
     ModelSource,
     open_checkpoint,
     read_config,
-    resolve_source,
     weights_digest,
 )
-from baton.models.tokenizer import Tokenizer, load_tokenizer
+from baton.models.tokenizer import Tokenizer
 from baton.ops.host import keep_freed_memory
 from baton.parallel.group import ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
@@ -63,18 +63,6 @@ class Built:
     runner: Runner
     fingerprint: Fingerprint
     close: Callable[[], None]
-
-
-def find_source(options: EngineOptions) -> ModelSource:
-    """The model's files on this machine, fetched first if need be, with a progress bar."""
-    model = options.model
-    with Progress("bytes") as progress:
-        return resolve_source(
-            model.model,
-            revision=model.revision,
-            load_format=model.load_format,
-            progress=progress,
-        )
 
 
 def prepare(options: EngineOptions) -> Prepared:
@@ -105,14 +93,6 @@ def prepare(options: EngineOptions) -> Prepared:
 def read_tokenizer(prepared: Prepared) -> Tokenizer | None:
     """The model's tokenizer; None with `--skip-tokenizer-init`."""
     return tokenizer_of(prepared.options, prepared.source)
-
-
-def tokenizer_of(options: EngineOptions, source: ModelSource) -> Tokenizer | None:
-    """The tokenizer that the options ask for, for a model that has been found already."""
-    model = options.model
-    if model.skip_tokenizer_init:
-        return None
-    return load_tokenizer(source, model.tokenizer, revision=model.revision)
 
 
 def build_rank(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ import zmq
 import zmq.asyncio
 
 from baton.config.options import EngineOptions
+from baton.core import env
 from baton.core.errors import Unavailable
-from baton.engine.executor import package_path
 from baton.engine.messages import EngineInfo, Fatal, FromEngine, Stop, ToEngine
 
 
@@ -41,7 +40,7 @@ class EngineChild:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "baton.engine.process", self._folder.name],
             stdin=subprocess.PIPE,
-            env=dict(os.environ, PYTHONPATH=package_path()),
+            env=env.child_python(),
             start_new_session=True,  # Ctrl-C reaches the server only, which then drains
         )
         assert self._process.stdin is not None

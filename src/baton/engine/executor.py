@@ -5,13 +5,11 @@ receive the same plan bytes, so no rank ever decides anything.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +17,7 @@ import zmq
 
 from baton.config.fingerprint import Fingerprint
 from baton.config.options import EngineOptions
+from baton.core import env
 from baton.core.errors import Unavailable
 from baton.core.log import get_logger
 from baton.core.step import StepPlan, StepResult
@@ -117,19 +116,11 @@ class Ranks:
 
 def _spawn(arguments: list[str], payload: bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "baton.engine.worker", *arguments]
-    env = dict(os.environ, PYTHONPATH=package_path())
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env.child_python())
     assert worker.stdin is not None
     worker.stdin.write(payload + b"\n")
     worker.stdin.flush()  # stays open: its end tells the worker that the engine is gone
     return worker
-
-
-def package_path() -> str:
-    """PYTHONPATH with which a child finds the same `baton` as this process."""
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = [p for p in sys.path if p and Path(p).is_dir()]
-    return os.pathsep.join([root, *inherited])
 
 
 class Executor:
