@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from baton.cli.app import main
+from baton.config.options import EngineOptions
 from baton.core.errors import ModelError
 from baton.core.request import Completion, FinishReason, Output
 
@@ -157,8 +158,8 @@ class FakeLLM:
 
     made: dict[str, Any]
 
-    def __init__(self, model: str, **options: Any) -> None:
-        FakeLLM.made = {"model": model, **options}
+    def __init__(self, options: EngineOptions) -> None:
+        FakeLLM.made = {"options": options}
         self.tokenizer = SimpleNamespace(chat=lambda messages: [len(messages[0]["content"])])
 
     def __enter__(self) -> FakeLLM:
@@ -193,7 +194,8 @@ def test_generate(
     with pytest.MonkeyPatch.context():
         main_output = run_ok(capsys, "generate", "m", "-p", "hello [bold]", *flags)
     assert main_output == "HELLO [BOLD]\n"
-    assert FakeLLM.made == {"model": "m", "max_model_len": 99, "max_tokens": 7}
+    expected = EngineOptions.of("m", max_model_len=99)
+    assert FakeLLM.made == {"options": expected, "max_tokens": 7}
     file = tmp_path / "p.txt"
     file.write_text("one\n\ntwo\n")
     rows = run_ok(capsys, "generate", "m", "-p", "zero", "--file", str(file), "--json").splitlines()
@@ -214,8 +216,8 @@ def test_a_model_that_is_not_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Missing(FakeLLM):
-        def __init__(self, model: str, **options: Any) -> None:
-            raise ModelError(file=model, problem="is no model")
+        def __init__(self, options: EngineOptions) -> None:
+            raise ModelError(file=options.model.model, problem="is no model")
 
     monkeypatch.setattr("baton.engine.llm.LLM", Missing)
     code, out, err = run(capsys, "generate", "nosuch", "-p", "x")

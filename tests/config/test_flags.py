@@ -11,7 +11,6 @@ import typer
 from typer.testing import CliRunner
 
 from baton.config.cli import (
-    changed,
     engine_options,
     engine_parameters,
     parameters,
@@ -65,10 +64,8 @@ def test_every_field_has_its_flag() -> None:
         (["--expect-fingerprint", "abc"], {"expect_fingerprint": "abc"}),
     ],
 )
-def test_flags_and_back(arguments: list[str], flat: dict[str, Any]) -> None:
-    options = parse(*arguments)
-    assert options == EngineOptions.of("m", **flat)
-    assert changed(options) == flat
+def test_flags_become_options(arguments: list[str], flat: dict[str, Any]) -> None:
+    assert parse(*arguments) == EngineOptions.of("m", **flat)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ def run(
         model,
         machine,
         model_path="/m",
-        tokenizer_path="/m",
         load_format="dummy",
         kv_bytes_per_page=lambda size, dtype: size * TOKEN_BYTES[dtype],
         weight_elements=weight_bytes // 4 if machine.device == "cpu" else weight_bytes // 2,

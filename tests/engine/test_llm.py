@@ -179,6 +179,18 @@ def test_refusals_name_the_problem(
     assert llm.generate([PROMPT], SamplingParams(max_tokens=1))[0].finished
 
 
+def test_a_list_may_be_longer_than_the_queue(tiny: Callable[[str], str]) -> None:
+    limits = {"max_num_queued_reqs": 4, "max_num_queued_tokens": 8}
+    params = SamplingParams(n=3, temperature=1, seed=1, max_tokens=2, ignore_eos=True)
+    with LLM(tiny("llama"), **BASE, **limits) as engine:
+        outputs = engine.generate([[5, 6, 7]] * 6, params)
+        assert [len(o.completions) for o in outputs] == [3] * 6
+        with pytest.raises(RequestError, match="empty"):
+            engine.generate([[5], []], params)
+        assert engine.stats().generation_tokens == 6 * 3 * 2, "something ran before the refusal"
+        assert not engine.core.has_work()
+
+
 def test_unknown_option_is_named(tiny: Callable[[str], str]) -> None:
     with pytest.raises(ConfigError, match="no_such_option"):
         LLM(tiny("llama"), no_such_option=1)

@@ -28,7 +28,6 @@ def make_config(**changes: Any) -> EngineConfig:
     """An EngineConfig of test size with some fields changed."""
     values: dict[str, Any] = {
         "model_path": "test",
-        "tokenizer_path": None,
         "load_format": "dummy",
         "seed": 0,
         "model": make_model(),

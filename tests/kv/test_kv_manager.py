@@ -14,7 +14,7 @@ from baton.kv.pool import PagePool
 def fill(kv: KVManager, tokens: list[int], salt: str = "") -> tuple[KVSequence, int]:
     """A sequence with all of `tokens` computed and sealed; also its hit tokens."""
     sequence = kv.open(salt)
-    hit = kv.lookup(sequence, tokens)
+    hit = kv.hold(sequence, kv.match(sequence, tokens))
     assert kv.grow(sequence, len(tokens)) is not None
     kv.seal(sequence, tokens, len(tokens))
     return sequence, hit
@@ -191,7 +191,7 @@ def test_hits_equal_an_lru_on_paper(seed: int) -> None:
         ]
         sequence = kv.open()
         want = paper.start(key, tokens)
-        before = kv.lookup(sequence, tokens)
+        before = kv.hold(sequence, kv.match(sequence, tokens))
         if kv.grow(sequence, len(tokens)) is None:
             assert want is None
             kv.release(sequence)

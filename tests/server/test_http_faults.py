@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from helpers.fake_engine import FakeEngine, Script
+from baton.core.errors import RequestError
+from helpers.fake_engine import FakeEngine, FakeStream, Script
 from helpers.serving import Running, running, wait_until
 
 TEXT = "/v1/completions"
@@ -55,6 +56,30 @@ def test_engine_death_ends_every_answer(stream: bool) -> None:
         else:
             assert answer.status_code == 503
         assert server.post(TEXT, prompt="x").status_code == 503
+
+
+class SlowToAccept(FakeEngine):
+    """Takes half a second to accept a request, and refuses long ones sooner."""
+
+    async def submit(self, prompt: Any, *args: Any, **kw: Any) -> FakeStream:
+        await asyncio.sleep(0.05 if len(prompt) > 4 else 0.5)
+        if len(prompt) > 4:
+            raise RequestError("too long", param="prompt")
+        return await super().submit(prompt, *args, **kw)
+
+
+def test_prompts_are_submitted_together_or_not_at_all() -> None:
+    engine = SlowToAccept()
+    with running(engine) as server:
+        begin = time.monotonic()
+        answer = server.post(TEXT, prompt=["a", "b", "c", "d"], max_tokens=1)
+        assert time.monotonic() - begin < 1.5
+        assert [c["text"] for c in answer.json()["choices"]] == ["a", "b", "c", "d"]
+        assert server.post(TEXT, prompt=["a", "refused", "b"]).status_code == 400
+        wait_until(lambda: engine.running == 0, 2)
+        with pytest.raises(httpx.ReadTimeout):
+            server.http.post(TEXT, json={"prompt": ["a", "b"]}, timeout=0.2)
+        wait_until(lambda: engine.running == 0, 2)
 
 
 def test_keepalive_comments_while_the_prompt_is_computed() -> None:

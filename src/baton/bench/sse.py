@@ -91,11 +91,12 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Served:
-    """A model as a server reports it; the last two are None where it does not say."""
+    """A model as a server reports it; the last two are None where it does not say. Baton says its
+    fingerprint field by field."""
 
     name: str
     max_model_len: int | None = None
-    fingerprint: str | None = None
+    fingerprint: Any = None
 
 
 async def served_model(client: httpx.AsyncClient, base: str) -> Served:

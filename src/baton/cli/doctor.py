@@ -128,22 +128,11 @@ def _kv(config: EngineConfig, shapes: list[KVShape]) -> dict[str, int]:
 
 
 def _fingerprint(prepared: Prepared, shapes: list[KVShape]) -> dict[str, Any]:
-    from baton.config.fingerprint import Fingerprint
-    from baton.engine.build import read_tokenizer
-    from baton.models.source import weights_digest
+    from baton.engine.build import fingerprint_of, read_tokenizer
 
-    config, tokenizer = prepared.config, read_tokenizer(prepared)
-    found = Fingerprint.of(
-        engine=version(),
-        model=config.model,
-        weights=weights_digest(prepared.source, prepared.options.model.load_format, config.seed),
-        tokenizer="" if tokenizer is None else tokenizer.digest,
-        dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
-        page_size=config.page_size,
-        kv_shapes=shapes,
-        tp_size=config.tensor_parallel_size,
-    )
+    tokenizer = read_tokenizer(prepared)
+    digest = "" if tokenizer is None else tokenizer.digest
+    found = fingerprint_of(prepared, shapes, digest)
     return {"digest": found.digest, **found.to_dict()}
 
 

@@ -13,7 +13,6 @@ from baton.cli.sampling import SamplingFlags
 from baton.cli.serve import ModelArgument
 from baton.cli.show import errors, examples, out
 from baton.config.cli import (
-    changed,
     engine_options,
     engine_parameters,
     parameters,
@@ -62,7 +61,7 @@ def _generate(
     prompts = _prompts(prompt or [], file)
     from baton.engine.llm import LLM
 
-    with LLM(model, **changed(options)) as llm:
+    with LLM(options) as llm:
         inputs: list[str | list[int]] = list(prompts)
         if chat:
             if llm.tokenizer is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
+
+from baton import __version__
 
 #: tables are no wider, also where there is no terminal to ask
 WIDTH = 100
@@ -19,7 +20,7 @@ errors = Console(stderr=True)
 
 def version() -> str:
     """Baton's version."""
-    return str(importlib.import_module("baton").__version__)
+    return __version__
 
 
 def examples(*lines: str) -> str:

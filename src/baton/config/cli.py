@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from baton.config.options import SECTIONS, EngineOptions, ModelOptions
+from baton.config.options import SECTIONS, EngineOptions
 
 T = TypeVar("T")
 
@@ -132,21 +132,6 @@ def section_of(section: type[T], values: Mapping[str, Any]) -> T:
     fields = {f.name: f for f in _fields(section)}
     given = {k: v for k, v in values.items() if k in fields}
     return section(**{k: tuple(v) if fields[k].is_tuple else v for k, v in given.items()})
-
-
-def changed(options: EngineOptions) -> dict[str, Any]:
-    """Flat names and values that differ from the defaults, as `LLM(model, **flat)` takes them."""
-    base = EngineOptions(model=ModelOptions(model=options.model.model))
-    flat = {}
-    for name, section in SECTIONS.items():
-        ours, default = getattr(options, name), getattr(base, name)
-        for field in dataclasses.fields(section):
-            value = getattr(ours, field.name)
-            if value != getattr(default, field.name):
-                flat[field.name] = value
-    if options.expect_fingerprint is not None:
-        flat["expect_fingerprint"] = options.expect_fingerprint
-    return flat
 
 
 def _fields(section: type[Any]) -> list[_Field]:

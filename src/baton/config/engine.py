@@ -38,7 +38,6 @@ class EngineConfig:
     """
 
     model_path: str
-    tokenizer_path: str | None
     load_format: str
     seed: int
     model: ModelConfig

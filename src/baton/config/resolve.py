@@ -32,7 +32,6 @@ def resolve(
     machine: Machine,
     *,
     model_path: str,
-    tokenizer_path: str | None,
     load_format: str,
     kv_bytes_per_page: Callable[[int, str], int],
     weight_elements: int,
@@ -67,7 +66,6 @@ def resolve(
     step_time, step_memory = _step_limits(options.scheduler, device, machine, ranks, made)
     return EngineConfig(
         model_path=model_path,
-        tokenizer_path=tokenizer_path,
         load_format=load_format,
         seed=options.model.seed,
         model=model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -59,3 +60,10 @@ def default(name: str, value: str) -> None:
 def child(**extra: str) -> dict[str, str]:
     """This process's environment with `extra` set, for a child process."""
     return {**os.environ, **extra}
+
+
+def child_python() -> dict[str, str]:
+    """`child()` for a Python that must find what this process finds, and the same `baton`."""
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = [path for path in sys.path if path and Path(path).is_dir()]
+    return child(PYTHONPATH=os.pathsep.join([root, *inherited]))

@@ -97,6 +97,5 @@ class Output(msgspec.Struct, kw_only=True):
     completions: list[Completion]
     finished: bool = False
     cached_tokens: int = 0
-    prompt: str | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     timing: Timing | None = None

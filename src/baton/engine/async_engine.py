@@ -10,14 +10,14 @@ A process that dies fails every open stream with Unavailable at once and is star
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
+import functools
 import itertools
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any, Literal
-
-import msgspec
 
 from baton.config.fingerprint import Fingerprint
 from baton.config.options import EngineOptions
@@ -29,10 +29,9 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.log import get_logger
-from baton.core.request import FinishReason, Output
+from baton.core.request import FinishReason, Output, TokenOutput
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
-from baton.engine.build import find_source, tokenizer_of
 from baton.engine.child import EngineChild
 from baton.engine.messages import (
     Abort,
@@ -41,12 +40,12 @@ from baton.engine.messages import (
     AskStats,
     EngineInfo,
     Fatal,
-    FromEngine,
     Outputs,
     Rejected,
     StatsReply,
 )
-from baton.engine.output import Answers, fan_out
+from baton.engine.output import Answers
+from baton.engine.source import find_source, tokenizer_of
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")
@@ -100,7 +99,7 @@ class Stream:
     async def cancel(self) -> None:
         """Abort what still runs; harmless when everything has ended."""
         self._ended = True
-        await self._engine.forget(self)
+        self._engine.forget(self)
 
 
 class AsyncEngine:
@@ -131,12 +130,13 @@ class AsyncEngine:
         """
         engine = cls(options)
         source = await asyncio.to_thread(find_source, options)
-        tokenizer = asyncio.create_task(asyncio.to_thread(tokenizer_of, options, source))
+        engine._child = EngineChild(options)
         try:
-            engine._child, engine.info = await _launch(options)
-            engine.tokenizer = await tokenizer
+            engine.info, engine.tokenizer = await asyncio.gather(
+                engine._child.ready(), asyncio.to_thread(tokenizer_of, options, source)
+            )
         except BaseException:
-            tokenizer.cancel()
+            await engine._child.stop()
             raise
         engine.state = "ready"
         engine._supervisor = asyncio.create_task(engine._supervise())
@@ -174,31 +174,21 @@ class AsyncEngine:
             Unavailable: the engine is restarting, draining or dead.
         """
         self._require_ready()
-        sampling.verify(self.info.vocab_size)
-        ids = await self._encode(prompt)
-        if sampling.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer", param="stop")
-        self._require_ready()
         name = request_id or uuid.uuid4().hex
-        answers = Answers(name, ids, sampling, self.tokenizer)
-        stream = Stream(self, answers)
-        clash = [child for child in answers.children if child in self._streams]
-        if clash:
-            raise RequestError(f"request id {name!r} is already in use", param="request_id")
-        self._streams |= dict.fromkeys(answers.children, stream)
-        requests = fan_out(
-            name,
-            ids,
-            sampling,
-            priority=priority,
-            cache_salt=cache_salt,
-            arrival=time.monotonic(),
+        make = functools.partial(
+            Answers.of, name, prompt, sampling, self.tokenizer, self.info.vocab_size
         )
+        answers = await asyncio.to_thread(make) if isinstance(prompt, str) else make()
+        self._require_ready()
+        if self._streams.keys() & set(answers.children):
+            raise RequestError(f"request id {name!r} is already in use", param="request_id")
+        stream = Stream(self, answers)
+        self._streams |= dict.fromkeys(answers.children, stream)
+        self._child.send(Add(answers.requests(priority=priority, cache_salt=cache_salt)))
         try:
-            await self._child.send(Add(requests))
             await stream.accepted
         except asyncio.CancelledError:
-            await self.forget(stream)
+            self.forget(stream)
             raise
         except BatonError:
             self._drop(stream)
@@ -224,7 +214,7 @@ class AsyncEngine:
         future: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats[number] = future
         try:
-            await self._child.send(AskStats(number))
+            self._child.send(AskStats(number))
             return await asyncio.wait_for(future, 10.0)
         except TimeoutError:
             raise Unavailable("the engine process did not answer within 10 s") from None
@@ -233,7 +223,7 @@ class AsyncEngine:
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait up to `timeout` seconds for the running ones."""
-        if self.state == "ready":
+        if self.state in ("ready", "restarting"):
             self.state, self._reason = "draining", "the server is shutting down"
         deadline = time.monotonic() + timeout
         while self._streams and time.monotonic() < deadline:
@@ -244,38 +234,20 @@ class AsyncEngine:
         self.state, self._reason = "dead", "the engine has stopped"
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            await asyncio.wait({self._supervisor})
         self._fail_all(Unavailable(self._reason))
         await self._child.stop()
 
-    async def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Stream) -> None:
         """Stop caring about a stream and abort what still runs of it."""
         running = [c for c in stream.answers.unfinished if c in self._streams]
         self._drop(stream)
         if running and self.state in ("ready", "draining"):
-            await self._child.send(Abort(running))
+            self._child.send(Abort(running))
 
     def _require_ready(self) -> None:
         if self.state != "ready":
             raise Unavailable(self._reason, retry_after=5.0)
-
-    async def _encode(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError("text prompts need a tokenizer", param="prompt")
-            ids = await asyncio.to_thread(self.tokenizer.encode, prompt)
-        else:
-            ids = prompt
-        limit = self.info.max_model_len
-        if len(ids) >= limit:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; this model takes at most {limit - 1} "
-                f"and needs room for one more (max_model_len {limit})",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        return ids
 
     def _drop(self, stream: Stream) -> None:
         for child in stream.answers.children:
@@ -289,62 +261,94 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(error)
 
+    def _refuse(self, state: State, reason: str) -> None:
+        """Take no more requests, and fail what is open."""
+        self.state, self._reason = state, reason
+        log.error("%s", reason)
+        self._fail_all(Unavailable(reason, retry_after=10.0))
+
     async def _supervise(self) -> None:
-        """Read the engine's messages until it dies; then start it again, or give up."""
+        """Deliver what the engine says until it dies; then start it again, or give up."""
+        try:
+            while True:
+                await self._restart(await self._deliver_until_death())
+        except Unavailable as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the engine's supervisor failed")
+            reason = f"internal error: {type(error).__name__}: {error}"
+        self._refuse("dead", reason)
+        await self._child.stop()
+
+    async def _restart(self, died: str) -> None:
+        """Start a new engine process, which must be the same engine as the one before.
+
+        Raises:
+            Unavailable: it died too often, will never start again, or was to end anyway.
+        """
+        same = dataclasses.replace(
+            self.options, expect_fingerprint=json.dumps(self.info.fingerprint)
+        )
         while True:
-            fatal = await self._read_until_death()
-            died = f"the engine process died ({fatal or self._child.how_it_ended()})"
             now = time.monotonic()
             self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW] + [now]
-            hopeless = len(self._restarts) > MAX_RESTARTS
-            again = "" if hopeless else "; it is being restarted, try again shortly"
-            self.state = "dead" if hopeless else "restarting"
-            self._reason = died + again
-            log.error("%s", self._reason)
-            self._fail_all(Unavailable(self._reason, retry_after=10.0))
+            if self.state == "draining" or len(self._restarts) > MAX_RESTARTS:
+                raise Unavailable(f"{died}; restart the server")
+            self._refuse("restarting", f"{died}; it is being restarted, try again shortly")
             await self._child.stop()
-            if hopeless:
-                log.error("giving up after %d restarts; restart the server", MAX_RESTARTS)
-                return
+            self._child = EngineChild(same)
             try:
-                self._child, self.info = await _launch(self.options)
+                self.info = await self._child.ready()
+                break
+            except Unavailable as error:
+                died = str(error)
             except BatonError as error:
-                self.state, self._reason = "dead", f"{died}; it does not start again: {error}"
-                log.error("%s", self._reason)
-                return
+                raise Unavailable(f"{died}; it does not start again: {error}") from None
+        if self.state == "restarting":  # and not draining by now
             self.state = "ready"
-            log.info("the engine process is back")
+        log.info("the engine process is back")
 
-    async def _read_until_death(self) -> str | None:
+    async def _deliver_until_death(self) -> str:
+        """Returns how the engine process died, for people."""
         while True:
             message = await self._child.receive()
             if message is None or isinstance(message, Fatal):
-                return message.message if message is not None else None
-            try:
-                self._dispatch(message)
-            except Exception:  # one bad output must not silence all other streams
-                log.exception("could not handle %s", type(message).__name__)
+                how = self._child.how_it_ended() if message is None else message.message
+                return f"the engine process died ({how})"
             if isinstance(message, Outputs):
-                await self._abort_stopped(message)
+                aborts = [child for out in message.outputs for child in self._deliver(out)]
+                if aborts:
+                    self._child.send(Abort(aborts))
+            elif isinstance(message, Accepted | Rejected):
+                self._answer(message)
+            elif isinstance(message, StatsReply):
+                future = self._stats.get(message.number)
+                if future is not None and not future.done():
+                    future.set_result(message.stats)
 
-    def _dispatch(self, message: FromEngine) -> None:
-        if isinstance(message, Outputs):
-            for out in message.outputs:
-                stream = self._streams.get(out.request_id)
-                if stream is None:
-                    continue
-                if out.finish_reason is FinishReason.ERROR:
-                    stream.put(RequestFailed(out.error or "the request failed"))
-                    continue
-                delta = stream.answers.push(out)
-                if delta is not None:
-                    stream.put(delta)
-        elif isinstance(message, Accepted | Rejected):
-            self._answer(message)
-        elif isinstance(message, StatsReply):
-            future = self._stats.get(message.number)
-            if future is not None and not future.done():
-                future.set_result(message.stats)
+    def _deliver(self, out: TokenOutput) -> list[str]:
+        """Pass one output on to its stream; engine requests that are to be aborted now: those that
+        ended here, on a stop string, or what is left of a stream that failed."""
+        stream = self._streams.get(out.request_id)
+        if stream is None:
+            return []
+        try:
+            if out.finish_reason is FinishReason.ERROR:
+                raise RequestFailed(out.error or "the request failed")
+            delta = stream.answers.push(out)
+        except Exception as error:  # one bad output must not silence other streams
+            if not isinstance(error, RequestFailed):
+                log.exception("could not handle an output of %s", out.request_id)
+                error = RequestFailed(f"{type(error).__name__}: {error}")
+            self._drop(stream)
+            stream.put(error)
+            return stream.answers.unfinished
+        if delta is not None:
+            stream.put(delta)
+        if out.request_id not in stream.answers.unfinished:
+            self._streams.pop(out.request_id, None)
+        aborts, stream.answers.aborts = stream.answers.aborts, []
+        return aborts
 
     def _answer(self, message: Accepted | Rejected) -> None:
         stream = self._streams.get(message.request_id)
@@ -356,37 +360,3 @@ class AsyncEngine:
             stream.fail(QueueFull(message.message, retry_after=message.retry_after))
         else:
             stream.fail(RequestError(message.message, param=message.param, code=message.code))
-
-    async def _abort_stopped(self, message: Outputs) -> None:
-        """Forget ended answers; abort those that ended here, on a stop string or an error."""
-        aborts: list[str] = []
-        for out in message.outputs:
-            stream = self._streams.get(out.request_id)
-            if stream is None:
-                continue
-            if out.finish_reason is FinishReason.ERROR:
-                aborts += [c for c in stream.answers.unfinished if c != out.request_id]
-                self._drop(stream)
-                continue
-            aborts += stream.answers.aborts
-            stream.answers.aborts.clear()
-            if out.request_id not in stream.answers.unfinished:
-                self._streams.pop(out.request_id, None)
-        if aborts:
-            await self._child.send(Abort(aborts))
-
-
-async def _launch(options: EngineOptions) -> tuple[EngineChild, EngineInfo]:
-    """Start an engine process and wait for its first message."""
-    child = EngineChild(msgspec.json.encode(options))
-    try:
-        message = await child.receive()
-    except BaseException:
-        await child.stop()
-        raise
-    if isinstance(message, EngineInfo):
-        return child, message
-    await child.stop()
-    if not isinstance(message, Fatal):
-        raise Unavailable(f"the engine process ended while starting ({child.how_it_ended()})")
-    raise message.error()

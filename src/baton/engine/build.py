@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +17,14 @@ from baton.config.options import EngineOptions
 from baton.config.resolve import itemsize, resolve
 from baton.core import env
 from baton.core.errors import ConfigError
+from baton.core.kv import KVShape
 from baton.core.log import get_logger
 from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
 from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
 from baton.engine.memory import size_pool, widest
+from baton.engine.source import find_source, tokenizer_of
 from baton.kv.format import bytes_per_page, make_views
 from baton.kv.manager import KVManager
 from baton.models import registry
@@ -32,10 +34,9 @@ from baton.models.source import (
     ModelSource,
     open_checkpoint,
     read_config,
-    resolve_source,
     weights_digest,
 )
-from baton.models.tokenizer import Tokenizer, load_tokenizer
+from baton.models.tokenizer import Tokenizer
 from baton.ops.host import keep_freed_memory
 from baton.parallel.group import ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
@@ -65,18 +66,6 @@ class Built:
     close: Callable[[], None]
 
 
-def find_source(options: EngineOptions) -> ModelSource:
-    """The model's files on this machine, fetched first if need be, with a progress bar."""
-    model = options.model
-    with Progress("bytes") as progress:
-        return resolve_source(
-            model.model,
-            revision=model.revision,
-            load_format=model.load_format,
-            progress=progress,
-        )
-
-
 def prepare(options: EngineOptions) -> Prepared:
     """Find the model (fetching it if need be), read its config and decide everything else.
 
@@ -95,7 +84,6 @@ def prepare(options: EngineOptions) -> Prepared:
         model_config,
         measure_machine(options.device.device),
         model_path=str(source.path),
-        tokenizer_path=None if model.skip_tokenizer_init else model.tokenizer or str(source.path),
         load_format=auto if model.load_format == "auto" else model.load_format,
         kv_bytes_per_page=lambda page, dtype: bytes_per_page(shape.kv_shapes, page, dtype),
         weight_elements=sum(p.numel() for p in shape.parameters()),
@@ -106,14 +94,6 @@ def prepare(options: EngineOptions) -> Prepared:
 def read_tokenizer(prepared: Prepared) -> Tokenizer | None:
     """The model's tokenizer; None with `--skip-tokenizer-init`."""
     return tokenizer_of(prepared.options, prepared.source)
-
-
-def tokenizer_of(options: EngineOptions, source: ModelSource) -> Tokenizer | None:
-    """The tokenizer that the options ask for, for a model that has been found already."""
-    model = options.model
-    if model.skip_tokenizer_init:
-        return None
-    return load_tokenizer(source, model.tokenizer, revision=model.revision)
 
 
 def build_rank(
@@ -156,7 +136,16 @@ def build_rank(
             config.num_pages,
             config.page_size,
         )
-    fingerprint = Fingerprint.of(
+    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
+    runner = Runner(config, model, views)
+    runner.capture()
+    return Built(config, runner, fingerprint, group.close)
+
+
+def fingerprint_of(prepared: Prepared, kv_shapes: Sequence[KVShape], tokenizer: str) -> Fingerprint:
+    """The fingerprint of the engine that `prepared` becomes; arguments as in `Fingerprint.of`."""
+    config = prepared.config
+    return Fingerprint.of(
         engine=__version__,
         model=config.model,
         weights=weights_digest(prepared.source, prepared.options.model.load_format, config.seed),
@@ -164,12 +153,9 @@ def build_rank(
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         page_size=config.page_size,
-        kv_shapes=model.kv_shapes,
-        tp_size=size,
+        kv_shapes=kv_shapes,
+        tp_size=config.tensor_parallel_size,
     )
-    runner = Runner(config, model, views)
-    runner.capture()
-    return Built(config, runner, fingerprint, group.close)
 
 
 def build_core(
@@ -184,7 +170,10 @@ def build_core(
     digest = "" if tokenizer is None else tokenizer.digest
     ranks = Ranks(options, digest, size) if size > 1 else None
     try:
-        rendezvous = ranks.rendezvous if ranks is not None else ""
+        rendezvous = ""
+        if ranks is not None:
+            rendezvous = ranks.rendezvous
+            ranks.await_joining()
         built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
         if options.expect_fingerprint is not None:
             built.fingerprint.require(parse_expected(options.expect_fingerprint))

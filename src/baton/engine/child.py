@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from baton.engine.executor import package_path
-from baton.engine.messages import FromEngine, Stop, ToEngine
+from baton.config.options import EngineOptions
+from baton.core import env
+from baton.core.errors import Unavailable
+from baton.engine.messages import EngineInfo, Fatal, FromEngine, Stop, ToEngine
 
 
 class EngineChild:
-    """Spawns on construction; `receive()` yields None once the process is gone."""
+    """Spawns on construction; `ready()` comes next, and `stop()` on every path."""
 
-    def __init__(self, options: bytes) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")  # mode 0700
         self._context = zmq.asyncio.Context()
-        self._outbox = self._context.socket(zmq.PUSH)
+        # Connected, not bound, so that a message to a process that is not there (yet, or any
+        # more) is queued: a bound socket without a peer would block.
+        self._outbox: Any = self._context.socket(zmq.PUSH, zmq.Socket)  # type: ignore[arg-type]
         self._inbox = self._context.socket(zmq.PULL)
-        for socket, name in ((self._outbox, "requests"), (self._inbox, "outputs")):
+        for socket in (self._outbox, self._inbox):
             socket.set_hwm(0)  # nothing accepted is dropped; admission bounds what can queue
-            socket.bind(f"ipc://{self._folder.name}/{name}")
+        self._outbox.connect(f"ipc://{self._folder.name}/requests")
+        self._inbox.bind(f"ipc://{self._folder.name}/outputs")
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
+        self._listens = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "baton.engine.process", self._folder.name],
             stdin=subprocess.PIPE,
-            env=dict(os.environ, PYTHONPATH=package_path()),
+            env=env.child_python(),
             start_new_session=True,  # Ctrl-C reaches the server only, which then drains
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(options + b"\n")
-        self._process.stdin.flush()  # stays open: its end tells the engine that we are gone
+        with contextlib.suppress(BrokenPipeError):  # dead already: `receive` says so
+            self._process.stdin.write(msgspec.json.encode(options) + b"\n")
+            self._process.stdin.flush()  # stays open: its end tells the engine that we are gone
         self._death = asyncio.create_task(asyncio.to_thread(self._process.wait))
 
     @property
@@ -46,9 +54,22 @@ class EngineChild:
         """Process id."""
         return self._process.pid
 
-    async def send(self, message: ToEngine) -> None:
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine has loaded.
+
+        Raises:
+            ConfigError, ModelError, FingerprintMismatch, Unavailable: why it will not.
+        """
+        message = await self.receive()
+        if isinstance(message, EngineInfo):
+            return message
+        if isinstance(message, Fatal):
+            raise message.error()
+        raise Unavailable(f"the engine process ended while starting ({self.how_it_ended()})")
+
+    def send(self, message: ToEngine) -> None:
         """Queue a message; never blocks."""
-        await self._outbox.send(self._encoder.encode(message))
+        self._outbox.send(self._encoder.encode(message))
 
     async def receive(self) -> FromEngine | None:
         """The next message; None when the process has ended and everything it said was read."""
@@ -58,6 +79,7 @@ class EngineChild:
             # The process is gone; give what it sent last a moment to arrive.
             await asyncio.wait({receive}, timeout=0.2)
         if receive.done():
+            self._listens = True
             return self._decoder.decode(receive.result())
         receive.cancel()
         return None
@@ -70,12 +92,15 @@ class EngineChild:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     async def stop(self, patience: float = 10.0) -> None:
-        """Ask the process to end, then insist."""
-        if self._process.poll() is None:
-            await self.send(Stop())
-            await asyncio.wait({self._death}, timeout=patience)
+        """Ask the process to end; insist after `patience` seconds, or at once when cancelled or
+        while it is loading: it does not listen then, and has nothing to lose. May be repeated."""
+        try:
+            if self._listens and self._process.poll() is None:
+                self.send(Stop())
+                await asyncio.wait({self._death}, timeout=patience)
+        finally:
             if self._process.poll() is None:
                 self._process.kill()
-        await self._death
+        await asyncio.wait({self._death})  # not awaited itself: cancelling us must not cancel it
         self._context.destroy(linger=0)
         self._folder.cleanup()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
 from baton.config.engine import EngineConfig
 from baton.core import env
-from baton.core.errors import Unavailable
+from baton.core.errors import BatonError, Unavailable
 from baton.core.log import get_logger
 from baton.core.request import Request, TokenOutput
 from baton.core.stats import EngineStats
@@ -44,9 +45,24 @@ class EngineCore:
         """The page account."""
         return self.scheduler.kv
 
-    def add(self, request: Request) -> None:
-        """Queue a request; RequestError or QueueFull if it is not acceptable."""
-        self.scheduler.add(request)
+    def add(self, requests: Sequence[Request], *, limited: bool = True) -> None:
+        """Queue requests together, or none of them.
+
+        Args:
+            limited: whether the queue's limits apply; not for a caller who waits for the answers.
+
+        Raises:
+            RequestError, QueueFull: one of them is not acceptable.
+        """
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.scheduler.add(request, limited=limited)
+                added.append(request.request_id)
+        except BatonError:
+            for request_id in added:
+                self.scheduler.abort(request_id)
+            raise
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its pages are free once no step in flight reads them."""
@@ -75,6 +91,10 @@ class EngineCore:
             return []
         return self._commit()
 
+    def check(self) -> None:
+        """Raise Unavailable if a rank has died; for a caller that has nothing to step."""
+        self.executor.check()
+
     def stats(self) -> EngineStats:
         """Counters of the scheduler plus the host time spent around steps."""
         stats = self.scheduler.stats()
@@ -89,9 +109,7 @@ class EngineCore:
         plan, ticket = self._in_flight.popleft()
         try:
             result = self.executor.collect(ticket)
-        except Unavailable:
-            raise
-        except AssertionError:
+        except (Unavailable, AssertionError):
             raise
         except Exception as error:  # the step's requests fail; the engine goes on
             log.exception("step %d failed", plan.step)

@@ -4,21 +4,20 @@ receive the same plan bytes, so no rank ever decides anything.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
 from baton.config.fingerprint import Fingerprint
 from baton.config.options import EngineOptions
+from baton.core import env
 from baton.core.errors import Unavailable
 from baton.core.log import get_logger
 from baton.core.step import StepPlan, StepResult
@@ -28,11 +27,19 @@ from baton.runner.runner import Runner, Ticket
 log = get_logger("executor")
 
 #: Message kinds to workers; the payload follows in the next frame.
-PLAN, POISON, PROBE, STOP = b"plan", b"poison", b"probe", b"stop"
+PLAN, POISON, PROBE = b"plan", b"poison", b"probe"
 
 
 class Ranks:
-    """The worker processes of ranks 1 and up, and the private folder they meet in."""
+    """The worker processes of ranks 1 and up, and the private folder they meet in.
+
+        rank 0                                worker
+          PUSH  RANK     ---- ipc ---->  PULL   plans, in order
+          PULL  replies  <--- ipc -----  PUSH   "joining", then its fingerprint
+
+    Rank 0 connects to a worker's socket, since a bound one without a peer would block `send`: a
+    message for a worker that has ended waits in vain instead, and `check` finds it.
+    """
 
     def __init__(self, options: EngineOptions, tokenizer: str, size: int) -> None:
         self.size = size
@@ -45,7 +52,8 @@ class Ranks:
         payload = msgspec.json.encode(options)
         for rank in range(1, size):
             socket = self._context.socket(zmq.PUSH)
-            socket.bind(f"ipc://{self.folder.name}/{rank}")
+            socket.set_hwm(0)
+            socket.connect(f"ipc://{self.folder.name}/{rank}")
             self._plans.append(socket)
             self._workers.append(
                 _spawn([str(rank), str(size), self.folder.name, tokenizer], payload)
@@ -56,21 +64,31 @@ class Ranks:
         """torch.distributed init method: a file in the private folder, so no port is needed."""
         return f"file://{self.folder.name}/rendezvous"
 
-    def await_ready(self, ours: Fingerprint, timeout: float = 600.0) -> None:
+    def await_joining(self) -> None:
+        """Block until every worker is about to join the group, which nobody can leave alive."""
+        self._gather()
+
+    def await_ready(self, ours: Fingerprint) -> None:
         """Block until every worker has loaded, and compare fingerprints."""
+        for theirs in self._gather().values():
+            ours.require(Fingerprint.from_dict(theirs))
+
+    def _gather(self, timeout: float = 600.0) -> dict[int, Any]:
+        """The next reply of every worker, by rank; Unavailable if one ends or is late."""
         deadline = time.monotonic() + timeout
-        waiting = set(range(1, self.size))
-        while waiting:
+        found: dict[int, Any] = {}
+        while len(found) < len(self._workers):
             self.check()
             if time.monotonic() > deadline:
-                raise Unavailable(f"ranks {sorted(waiting)} did not load within {timeout:.0f} s")
+                late = sorted({*range(1, self.size)} - found.keys())
+                raise Unavailable(f"ranks {late} did not load within {timeout:.0f} s")
             if self._replies.poll(200):
-                rank, fingerprint = json.loads(self._replies.recv())
-                ours.require(Fingerprint.from_dict(fingerprint))
-                waiting.discard(rank)
+                rank, reply = json.loads(self._replies.recv())
+                found[rank] = reply
+        return found
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Queue a message for every worker."""
+        """Queue a message for every worker; never blocks."""
         for socket in self._plans:
             socket.send_multipart([kind, payload])
 
@@ -82,12 +100,11 @@ class Ranks:
                 raise Unavailable(f"rank {rank} ended with exit code {code}; see its log above")
 
     def close(self) -> None:
-        """Ask workers to stop, then make sure that they did."""
-        with contextlib.suppress(zmq.ZMQError):
-            self.send(STOP, b"")
+        """End the workers: they live as long as their standard input."""
         for worker in self._workers:
-            if worker.stdin is not None:
-                worker.stdin.close()
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for worker in self._workers:
             try:
                 worker.wait(5)
             except subprocess.TimeoutExpired:
@@ -99,19 +116,11 @@ class Ranks:
 
 def _spawn(arguments: list[str], payload: bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "baton.engine.worker", *arguments]
-    env = dict(os.environ, PYTHONPATH=package_path())
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env.child_python())
     assert worker.stdin is not None
     worker.stdin.write(payload + b"\n")
     worker.stdin.flush()  # stays open: its end tells the worker that the engine is gone
     return worker
-
-
-def package_path() -> str:
-    """PYTHONPATH with which a child finds the same `baton` as this process."""
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = [p for p in sys.path if p and Path(p).is_dir()]
-    return os.pathsep.join([root, *inherited])
 
 
 class Executor:
@@ -129,18 +138,29 @@ class Executor:
         return self.runner.launch(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a step; Unavailable if a rank died, so that nothing waits for ever."""
+        """Wait for a step.
+
+        Raises:
+            Unavailable: a rank died, or failed in this step: its peers may wait for it inside a
+                collective, or have gone on without it, so no later step can be trusted.
+        """
+        if self._ranks is None:
+            return self.runner.collect(ticket)
         while True:
             try:
-                return self.runner.collect(ticket, None if self._ranks is None else 1.0)
+                return self.runner.collect(ticket, 1.0)
             except TimeoutError:
-                assert self._ranks is not None
                 self._ranks.check()
-            except Exception:
-                if self._ranks is not None:
-                    time.sleep(0.1)  # a dead peer shows as a failed collective a moment earlier
-                    self._ranks.check()
-                raise
+            except Exception as error:
+                time.sleep(0.1)  # a dead peer shows as a failed collective a moment earlier
+                self._ranks.check()
+                problem = f"{type(error).__name__}: {error}"
+                raise Unavailable(f"a step failed on rank 0: {problem}") from error
+
+    def check(self) -> None:
+        """Raise Unavailable if a rank has died."""
+        if self._ranks is not None:
+            self._ranks.check()
 
     def poison(self, pages: list[int]) -> None:
         """Debug: poison freed pages on every rank."""
@@ -151,8 +171,7 @@ class Executor:
     def probe(self, probe: Probe) -> float:
         """Seconds of a synthetic step on all ranks."""
         if self._ranks is not None:
-            body = msgspec.msgpack.encode((probe.seqs, probe.chunk, probe.context))
-            self._ranks.send(PROBE, body)
+            self._ranks.send(PROBE, msgspec.msgpack.encode(probe))
         return self.runner.probe(probe)
 
     def close(self) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 import torch
 
 from baton.config.options import EngineOptions
-from baton.core.errors import RequestError, RequestFailed
+from baton.core.errors import RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.engine.build import build_core, prepare, read_tokenizer
-from baton.engine.output import Answers, fan_out, merge
+from baton.engine.output import Answers, merge
 
 Prompt = str | Sequence[int]
 
@@ -25,7 +24,7 @@ class LLM:
     """A model ready to answer, with the same engine the server runs.
 
     Args:
-        model: folder, GGUF file, hub id or embedded name.
+        model: folder, GGUF file, hub id or embedded name; or whole EngineOptions.
         options: any engine option by its flat name, e.g. `max_model_len=4096`,
             `tensor_parallel_size=2`, `num_kv_pages=512`; see `baton serve --help`.
 
@@ -34,8 +33,8 @@ class LLM:
         ModelError: the model cannot be read; names file, tensor and expectation.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        self.options = EngineOptions.of(model, **options)
+    def __init__(self, model: str | EngineOptions, **options: Any) -> None:
+        self.options = EngineOptions.of(model, **options) if isinstance(model, str) else model
         prepared = prepare(self.options)
         self.tokenizer = read_tokenizer(prepared)
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
@@ -59,16 +58,14 @@ class LLM:
         Raises:
             RequestError: a prompt or option is not acceptable; nothing has run then.
             RequestFailed: a request failed while running.
+            Unavailable: a rank died; this engine cannot go on.
         """
         batch = _as_batch(prompts)
         params = _per_prompt(sampling, len(batch))
         pending = []
         for prompt, sample in zip(batch, params, strict=True):
-            sample.verify(self.config.model.vocab_size)
-            if sample.stop and self.tokenizer is None:
-                raise RequestError("stop strings need a tokenizer", param="stop")
-            ids = self._encode(prompt)
-            pending.append(Answers(f"r{next(self._ids)}", ids, sample, self.tokenizer))
+            name, vocab = f"r{next(self._ids)}", self.config.model.vocab_size
+            pending.append(Answers.of(name, prompt, sample, self.tokenizer, vocab))
         return self._run(pending, cache_salt=cache_salt, progress=progress)
 
     def chat(
@@ -116,13 +113,6 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise RequestError("text prompts need a tokenizer; pass token ids", param="prompt")
-        return self.tokenizer.encode(prompt)
-
     def _run(
         self,
         pending: list[Answers],
@@ -131,19 +121,15 @@ class LLM:
         score: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
-        """Feed the engine as its queue allows and step it until every answer is complete."""
+        """Queue everything, step until every answer is complete, and merge the deltas."""
         owners: dict[str, int] = {}
         results: list[Output | None] = [None] * len(pending)
-        waiting = iter(enumerate(pending))
         finished = 0
         try:
-            upcoming = next(waiting, None)
-            while upcoming is not None or owners:
-                while upcoming is not None and len(owners) < self.config.max_num_queued_reqs:
-                    index, answers = upcoming
-                    self._add(answers, cache_salt, score)
-                    owners |= dict.fromkeys(answers.children, index)
-                    upcoming = next(waiting, None)
+            for index, answers in enumerate(pending):
+                self.core.add(answers.requests(cache_salt=cache_salt, score=score), limited=False)
+                owners |= dict.fromkeys(answers.children, index)
+            while owners:
                 for out in self.core.step():
                     index = owners.get(out.request_id, -1)
                     if index < 0:
@@ -159,24 +145,20 @@ class LLM:
                             progress(finished, len(pending))
                     if out.finish_reason is not None or answers.aborts:
                         self._forget(answers, owners)
-        finally:
-            for request_id in owners:
-                self.core.abort(request_id)
-            while self.core.has_work():
-                self.core.step()
+        except Unavailable:
+            raise  # the engine is gone, and with it all that it held
+        except BaseException:
+            self._drain(owners)
+            raise
+        self._drain(owners)
         return [output for output in results if output is not None]
 
-    def _add(self, answers: Answers, cache_salt: str, score: bool) -> None:
-        for request in fan_out(
-            answers.request_id,
-            answers.prompt,
-            answers.sampling,
-            priority=0,
-            cache_salt=cache_salt,
-            arrival=time.monotonic(),
-            score=score,
-        ):
-            self.core.add(request)
+    def _drain(self, owners: Iterable[str]) -> None:
+        """Abort what still runs and commit the steps in flight."""
+        for request_id in owners:
+            self.core.abort(request_id)
+        while self.core.has_work():
+            self.core.step()
 
     def _forget(self, answers: Answers, owners: dict[str, int]) -> None:
         for request_id in answers.aborts:

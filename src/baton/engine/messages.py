@@ -41,18 +41,12 @@ ToEngine = Add | Abort | AskStats | Stop
 
 
 class EngineInfo(msgspec.Struct, tag=True):
-    """The engine is ready; what callers may want to know about it. Sizes in tokens and pages."""
+    """The engine is ready; what callers need to know about it. `max_model_len` in tokens."""
 
     model: str
     vocab_size: int
     max_model_len: int
-    page_size: int
-    num_pages: int
-    max_num_seqs: int
-    eos_token_ids: list[int]
     fingerprint: dict[str, str | int]
-    decisions: list[tuple[str, str, str]]
-    start_seconds: float
 
 
 class Accepted(msgspec.Struct, tag=True):

@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from baton.core.errors import RequestError
 from baton.core.request import Completion, FinishReason, Output, Request, TokenOutput
 from baton.core.sampling import SamplingParams
 from baton.models.detokenizer import Detokenizer
 from baton.models.tokenizer import Tokenizer
-
-
-def fan_out(
-    request_id: str,
-    prompt: list[int],
-    sampling: SamplingParams,
-    *,
-    priority: int,
-    cache_salt: str,
-    arrival: float,
-    score: bool = False,
-) -> list[Request]:
-    """`n` engine requests for one prompt; a seed makes each of them differ but repeatable."""
-    requests = []
-    for i in range(sampling.n):
-        child = sampling
-        if sampling.n > 1:
-            seed = None if sampling.seed is None else _shift(sampling.seed, i)
-            child = msgspec.structs.replace(sampling, n=1, seed=seed)
-        requests.append(
-            Request(
-                request_id=request_id if sampling.n == 1 else f"{request_id}#{i}",
-                prompt=prompt,
-                sampling=child,
-                priority=priority,
-                cache_salt=cache_salt,
-                arrival=arrival,
-                score=score,
-            )
-        )
-    return requests
-
-
-def _shift(seed: int, index: int) -> int:
-    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 class StopText:
@@ -121,7 +89,52 @@ class Answers:
             stop = StopText(self.sampling.stop, include=self.sampling.include_stop_str_in_output)
             self._answers[child] = _Answer(i, child, detokenizer, stop)
         self._cached = 0
-        self._sent_prompt = False
+
+    @staticmethod
+    def of(
+        request_id: str,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+    ) -> Answers:
+        """Answers to a prompt that is still to be encoded, and sampling still to be checked.
+
+        Raises:
+            RequestError: an option is out of range, or needs a tokenizer and there is none.
+        """
+        sampling.verify(vocab_size)
+        if tokenizer is None and sampling.stop:
+            raise RequestError("stop strings need a tokenizer", param="stop")
+        if not isinstance(prompt, str):
+            return Answers(request_id, list(prompt), sampling, tokenizer)
+        if tokenizer is None:
+            raise RequestError("text prompts need a tokenizer; pass token ids", param="prompt")
+        return Answers(request_id, tokenizer.encode(prompt), sampling, tokenizer)
+
+    def requests(
+        self, *, priority: int = 0, cache_salt: str = "", score: bool = False
+    ) -> list[Request]:
+        """An engine request for each answer, arriving now; a seed makes each of them differ but
+        repeatable."""
+        arrival, made = time.monotonic(), []
+        for answer in self._answers.values():
+            child = self.sampling
+            if child.n > 1:
+                seed = None if child.seed is None else _shift(child.seed, answer.index)
+                child = msgspec.structs.replace(child, n=1, seed=seed)
+            made.append(
+                Request(
+                    request_id=answer.request_id,
+                    prompt=self.prompt,
+                    sampling=child,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    arrival=arrival,
+                    score=score,
+                )
+            )
+        return made
 
     @property
     def children(self) -> list[str]:
@@ -182,6 +195,10 @@ class Answers:
             if found is not None:
                 return text, FinishReason.STOP, found
         return text, reason, stop_reason
+
+
+def _shift(seed: int, index: int) -> int:
+    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 def merge(whole: Output | None, delta: Output, sampling: SamplingParams) -> Output:

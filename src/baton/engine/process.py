@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 
 import msgspec
 import zmq
@@ -45,10 +44,10 @@ class EngineProcess:
     """Moves messages between the sockets and an EngineCore."""
 
     def __init__(self, folder: str) -> None:
-        context = zmq.Context()
-        self._inbox = context.socket(zmq.PULL)
-        self._inbox.connect(f"ipc://{folder}/requests")
-        self._outbox = context.socket(zmq.PUSH)
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.bind(f"ipc://{folder}/requests")
+        self._outbox = self._context.socket(zmq.PUSH)
         self._outbox.connect(f"ipc://{folder}/outputs")
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
@@ -57,10 +56,16 @@ class EngineProcess:
         """Queue a message for the API process."""
         self._outbox.send(self._encoder.encode(message))
 
+    def close(self) -> None:
+        """Give what was sent last, a Fatal perhaps, the time to leave."""
+        self._context.destroy(linger=2000)
+
     def run(self, core: EngineCore) -> None:
         """Serve until Stop. Blocks on the socket when idle, never while there is work."""
         while True:
             idle = not core.has_work()
+            if idle:
+                core.check()
             while self._inbox.poll(1000 if idle else 0):
                 message = self._decoder.decode(self._inbox.recv())
                 if isinstance(message, Stop):
@@ -83,27 +88,18 @@ class EngineProcess:
 
     def _add(self, core: EngineCore, message: Add) -> None:
         first = message.requests[0].request_id
-        added: list[str] = []
         try:
-            for request in message.requests:
-                core.add(request)
-                added.append(request.request_id)
-        except BatonError as error:
-            for request_id in added:
-                core.abort(request_id)
-            if isinstance(error, RequestError):
-                reply = Rejected(first, "request", str(error), error.param, error.code)
-            else:
-                wait = error.retry_after if isinstance(error, QueueFull) else 1.0
-                reply = Rejected(first, "full", str(error), retry_after=wait)
-            self.send(reply)
-            return
-        self.send(Accepted(first))
+            core.add(message.requests)
+        except RequestError as error:
+            self.send(Rejected(first, "request", str(error), error.param, error.code))
+        except QueueFull as error:
+            self.send(Rejected(first, "full", str(error), retry_after=error.retry_after))
+        else:
+            self.send(Accepted(first))
 
 
 def main() -> None:
     """Entry point of the process."""
-    begin = time.monotonic()
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
     watch_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
@@ -117,13 +113,7 @@ def main() -> None:
                 model=options.model.model,
                 vocab_size=core.config.model.vocab_size,
                 max_model_len=core.config.max_model_len,
-                page_size=core.config.page_size,
-                num_pages=core.config.num_pages,
-                max_num_seqs=core.config.max_num_seqs,
-                eos_token_ids=list(core.config.model.eos_token_ids),
                 fingerprint=fingerprint.to_dict(),
-                decisions=[(d.name, d.value, d.reason) for d in core.config.decisions],
-                start_seconds=time.monotonic() - begin,
             )
         )
         process.run(core)
@@ -133,6 +123,8 @@ def main() -> None:
             log.exception("engine process failed")
         process.send(Fatal.of(error))
         raise SystemExit(1) from None
+    finally:
+        process.close()
 
 
 if __name__ == "__main__":

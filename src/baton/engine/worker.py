@@ -45,38 +45,40 @@ def main() -> None:
     watch_parent()
     context = zmq.Context()
     plans = context.socket(zmq.PULL)
-    plans.connect(f"ipc://{folder}/{rank}")
+    plans.bind(f"ipc://{folder}/{rank}")
     replies = context.socket(zmq.PUSH)
     replies.connect(f"ipc://{folder}/replies")
     try:
         prepared = prepare(options)
+        replies.send(json.dumps([rank, "joining"]).encode())
         built = build_rank(prepared, rank, size, f"file://{folder}/rendezvous", tokenizer=tokenizer)
     except BatonError as error:
         log.error("rank %d: %s", rank, error)
         raise SystemExit(1) from None
     replies.send(json.dumps([rank, built.fingerprint.to_dict()]).encode())
     serve(built.runner, plans)
-    built.close()
 
 
 def serve(runner: Runner, plans: zmq.Socket[bytes]) -> None:
-    """Run messages in order until STOP. Results exist on rank 0 already and are dropped here."""
+    """Run messages in order, for ever. Results exist on rank 0 already and are dropped here.
+
+    A step that fails ends the process, and with it the engine: a rank that skipped the rest of a
+    step would meet its peers' collectives of that step with those of the next.
+    """
     while True:
         kind, payload = plans.recv_multipart()
         if kind == PLAN:
-            ticket = runner.launch(msgspec.msgpack.decode(payload, type=StepPlan))
+            plan = msgspec.msgpack.decode(payload, type=StepPlan)
             try:
-                ticket.wait()
-            except Exception as error:  # rank 0 sees the same failure and fails the step's requests
-                log.error("step failed: %s", error)
+                runner.launch(plan).wait()
+            except Exception:
+                log.exception("step %d failed", plan.step)
+                os._exit(1)  # not SystemExit: the device thread may hang in a collective
         elif kind == POISON:
             runner.poison_pages(msgspec.msgpack.decode(payload, type=list[int]))
-        elif kind == PROBE:
-            seqs, chunk, length = msgspec.msgpack.decode(payload, type=tuple[int, int, int])
-            runner.probe(Probe(seqs, chunk, length))
         else:
-            runner.close()
-            return
+            assert kind == PROBE, kind
+            runner.probe(msgspec.msgpack.decode(payload, type=Probe))
 
 
 if __name__ == "__main__":

@@ -113,10 +113,6 @@ class KVManager:
         sequence.sealed = len(match.pages)
         return len(match.pages) * self.page_size
 
-    def lookup(self, sequence: KVSequence, tokens: list[int]) -> int:
-        """`match` and `hold` in one."""
-        return self.hold(sequence, self.match(sequence, tokens))
-
     def grow(self, sequence: KVSequence, num_tokens: int) -> list[int] | None:
         """New pages so that the table covers `num_tokens` tokens; None, and no change, when there
         are not enough even after eviction."""

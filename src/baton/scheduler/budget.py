@@ -35,7 +35,6 @@ class Budget:
         self.left = left
         self.total = Share(left.tokens, left.seconds)
         self.chunks = 0
-        self.cut = False
 
     def share(self, lanes: int, waiting: int) -> Share:
         """What a lane may use now, out of `lanes` with work of which `waiting` come later: all

@@ -60,8 +60,11 @@ class Scheduler:
 
     # What callers do ----------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, limited: bool = True) -> None:
         """Accept a request.
+
+        Args:
+            limited: whether the queue's limits apply.
 
         Raises:
             RequestError: it can never run, or its id is in use.
@@ -70,7 +73,8 @@ class Scheduler:
         try:
             sequence = self._sequence(request)
             uncached = self._planner.uncached(sequence)
-            self._admission.make_room(uncached)
+            if limited:
+                self._admission.make_room(uncached)
         except Exception:
             self._stats.rejected += 1
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
+from baton import __version__
 from baton.config.options import EngineOptions
 from baton.core import env
 from baton.core.errors import BatonError
@@ -33,7 +33,7 @@ StartEngine = Callable[[EngineOptions], Awaitable[EngineClient]]
 
 def create_app(engine: EngineClient | None, options: ServerOptions) -> FastAPI:
     """The application. Without an engine it answers 503 until `app.state.baton.attach(engine)`."""
-    app = FastAPI(title="Baton", version=openai.baton_version(), redoc_url=None)
+    app = FastAPI(title="Baton", version=__version__, redoc_url=None)
     state = app.state.baton = ServerState(engine, options)
     for router in (completions.router, chat.router, openai.router):
         app.include_router(router)
@@ -78,17 +78,17 @@ def serve(
 
 
 async def _start_engine(options: EngineOptions) -> EngineClient:
-    engine_class: Any = importlib.import_module("baton.engine.async_engine").AsyncEngine
-    engine: EngineClient = await engine_class.start(options)
-    return engine
+    from baton.engine.async_engine import AsyncEngine  # imports torch
+
+    return await AsyncEngine.start(options)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     if sys.platform == "win32":
         return asyncio.new_event_loop
-    uvloop = importlib.import_module("uvloop")
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 class _Session:

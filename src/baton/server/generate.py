@@ -63,21 +63,33 @@ class Job:
         priority: int,
         cache_salt: str,
     ) -> None:
-        """Submit every prompt; if the engine refuses one, none runs."""
+        """Submit every prompt; if the engine refuses one, none runs.
+
+        All at once: the engine takes what has come between two steps, so that one by one each
+        prompt would wait for a step.
+        """
+        started: dict[int, Stream] = {}
+
+        async def start(i: int, prompt: Prompt) -> None:
+            started[i] = await engine.submit(
+                prompt.ids,
+                sampling,
+                request_id=request_id if len(self.prompts) == 1 else f"{request_id}-{i}",
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+
         self._state.jobs.add(self)
         try:
-            for i, prompt in enumerate(self.prompts):
-                stream = await engine.submit(
-                    prompt.ids,
-                    sampling,
-                    request_id=request_id if len(self.prompts) == 1 else f"{request_id}-{i}",
-                    priority=priority,
-                    cache_salt=cache_salt,
-                )
-                self._streams.append(stream)
+            starts = [start(i, prompt) for i, prompt in enumerate(self.prompts)]
+            for failure in await asyncio.gather(*starts, return_exceptions=True):
+                if failure is not None:
+                    raise failure
         except BaseException:
+            self._streams = list(started.values())
             await self.close()
             raise
+        self._streams = [started[i] for i in range(len(self.prompts))]
 
     async def outputs(self, arrival: float) -> AsyncIterator[tuple[int, Output]]:
         """`(prompt index, delta)` as they come, until all are finished or one fails."""

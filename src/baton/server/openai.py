@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from baton import __version__
 from baton.core.errors import RequestError
 from baton.server.answer import read_body
 from baton.server.parse import openapi_body, parse
@@ -16,14 +16,6 @@ from baton.server.schemas import DetokenizeRequest, TokenizeRequest
 from baton.server.state import ServerState, state_of
 
 router = APIRouter()
-
-
-def baton_version() -> str:
-    """Version of the installed package."""
-    try:
-        return version("baton-llm")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -127,4 +119,4 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def show_version() -> Response:
     """Version of the package."""
-    return _json({"version": baton_version()})
+    return _json({"version": __version__})
