@@ -19,7 +19,6 @@ from baton.bench.kernels import Tracer
 from baton.bench.measure import FIRST, Stopwatch, Timed
 from baton.bench.points import DECODE_STEPS, REPEATED_TOKENS, Limits, Point, require_fit
 from baton.bench.routing import PROMPT, STEPS, count_experts
-from baton.config.cli import changed
 from baton.config.machine import measure_machine
 from baton.config.options import EngineOptions
 from baton.core.errors import RequestFailed
@@ -70,7 +69,7 @@ def measure(
     begun, cache = about.process_start(), kernel_cache()
     from baton.engine.llm import LLM
 
-    with LLM(options.model.model, **changed(options)) as llm:
+    with LLM(options) as llm:
         config = llm.config
         limits = Limits(
             config.max_model_len, config.max_num_seqs, config.num_pages, config.page_size
