@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
-from baton.ops.triton import merge, pages, split
+from baton.ops.triton import merge, mla_keys, pages, split
 from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_config
 from baton.ops.triton.decode_mla import _decode_mla_kernel, mla_config
 from helpers.sm90 import Compiled, compile_sm90
@@ -140,6 +140,15 @@ def test_merge() -> None:
         ("rows", "l_row", "l_head"),
     )
     report("merge", found)
+    assert found.local == 0
+    assert found.count("STG.E.128") > 0
+
+
+def test_join_keys() -> None:
+    args = types("rows own_token own_head shared_token", own="*bf16", shared="*bf16", out="*bf16")
+    constants = {"H": 16, "N": 128, "N_PAD": 128, "R": 64, "R_PAD": 64, "BLOCK": 32}
+    found = compile_sm90(mla_keys._join_kernel, args, constants, ("rows",))
+    report("join keys", found)
     assert found.local == 0
     assert found.count("STG.E.128") > 0
 

@@ -29,6 +29,7 @@ from baton.core.kv import KVView
 from baton.ops.attention import merge_into
 from baton.ops.dtypes import wide
 from baton.ops.kv_pages import gather_tokens
+from baton.ops.mla import join_keys
 
 WORKSPACE = 512 << 20  # bytes of gathered (and multiplied out) context at once
 
@@ -242,8 +243,7 @@ class PackedBackend(AttentionBackend):
         both = F.linear(latent[:, : spec.latent_dim], up.flatten(0, 1)).view(-1, *up.shape[:2])
         dim = spec.nope_dim + spec.rope_dim
         key = self._buffer("expanded", latent.shape[0], spec.num_heads, dim)
-        key[..., : spec.nope_dim] = both[..., : spec.nope_dim]
-        key[..., spec.nope_dim :] = latent[:, None, spec.latent_dim :]
+        join_keys(both[..., : spec.nope_dim], latent[:, spec.latent_dim :], key)
         return key, both[..., spec.nope_dim :]
 
     def _buffer(self, name: str, *shape: int) -> torch.Tensor:

@@ -18,6 +18,7 @@ from baton.attention.triton_backend import TritonBackend
 from baton.config.model import RopeConfig
 from baton.ops.attention import merge
 from baton.ops.triton import merge as merge_kernels
+from baton.ops.triton import mla_keys
 from baton.ops.triton import pages as page_kernels
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
 from baton.ops.triton.decode_mla import MLAConfig, decode_mla, mla_config
@@ -173,6 +174,14 @@ def test_store_and_gather(tokens: int, heads: int, dim: int, wide: int) -> None:
             out = torch.full((sum(lengths), *want.shape[1:]), torch.nan)
             page_kernels.gather(store, torch.stack((table, table)), tokens, bounds, out)
             assert torch.equal(out, torch.cat((want[: lengths[0]], want)))
+
+
+def test_join_keys() -> None:
+    both, latent = torch.randn(37, 3, 24 + 40), torch.randn(37, 32 + 8)
+    out = torch.full((37, 3, 32), torch.nan)
+    mla_keys.join(both[..., :24], latent[:, 32:], out)
+    assert torch.equal(out[..., :24], both[..., :24])
+    assert torch.equal(out[..., 24:], latent[:, None, 32:].expand(-1, 3, -1))
 
 
 def test_merge_in_place() -> None:
