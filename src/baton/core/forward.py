@@ -56,6 +56,11 @@ class Model(Protocol):
 
     kv_shapes: list[KVShape]  # one per layer, this rank's share
 
+    @property
+    def graphable(self) -> bool:
+        """Whether a step of decodes can be captured in a CUDA graph: its plan reads only device
+        tensors, and its launches depend on shapes alone."""
+
     def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
         """Make the step's attention plan, shared by all layers."""
 

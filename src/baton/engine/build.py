@@ -116,6 +116,7 @@ def build_rank(
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
     _load(model, prepared, show=rank == 0)
+    model.attention.warm_up()
     if config.num_pages == 0:
         config = size_pool(config, model, device, group)
     views = make_views(

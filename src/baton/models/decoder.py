@@ -104,6 +104,11 @@ class CausalLM(nn.Module):
             else VocabWeight(context, "lm_head", config.vocab_size, config.hidden_size)
         )
 
+    @property
+    def graphable(self) -> bool:
+        """Whether a step of decodes can be captured in a CUDA graph."""
+        return self.attention.graphable
+
     def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
         """Make the step's attention plan, shared by all layers."""
         return ForwardContext(batch, self.attention.plan(batch, kv[0].page_size), kv)

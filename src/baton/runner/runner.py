@@ -86,7 +86,9 @@ class Runner:
 
     def capture(self) -> None:
         """Capture decodes and short prompts as CUDA graphs."""
-        if self.device.type != "cuda" or self.slots.debug:  # whose checks read the device
+        if self.device.type != "cuda" or not self.model.graphable:
+            return
+        if self.slots.debug:  # its checks read the device
             return
         config = self.config
         self.graphs = StepGraphs(
