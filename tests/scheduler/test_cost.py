@@ -83,32 +83,6 @@ def test_longest_chunk_is_where_time_runs_out() -> None:
             assert used == pytest.approx(seconds)
 
 
-def test_bytes_learn_only_downwards_from_cut_chunks() -> None:
-    model = BytesModel(per_token=100, per_context_token=10)
-    model.observe(100, 1000, 80_000, cut=True)
-    assert model.scale == 1.0
-    model.observe(100, 1000, 80_000, cut=False)
-    assert model.scale > 1.0
-    high = model.scale
-    model.observe(100, 1000, 5_000, cut=True)
-    assert model.scale < high
-
-
-def random_budget(rng: random.Random) -> tuple[Budget, CostModel, int, int, int, float]:
-    cost = CostModel(
-        BytesModel(
-            per_token=rng.choice([0, 50, 1000]),
-            per_context_token=rng.choice([0, 1, 100]),
-            base=rng.choice([0, 10_000]),
-        ),
-        coefficients=(1e-3, rng.choice([1e-5, 1e-3]), rng.choice([0, 1e-9, 1e-6]), 1e-8, 1e-5),
-    )
-    tokens, longest = rng.randrange(256), rng.randrange(50_000)
-    memory, seconds = rng.choice([0, 10**5, 10**6, 10**9]), rng.choice([-1, 1e-2, 0.1, math.inf])
-    left = Share(rng.randint(1, 4096), seconds)
-    return Budget(cost, 16, left, tokens, longest, memory), cost, tokens, longest, memory, seconds
-
-
 def test_chunks_stay_within_every_budget_but_for_the_floor() -> None:
     rng = random.Random(3)
     largest = 0
