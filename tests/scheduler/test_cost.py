@@ -83,6 +83,21 @@ def test_longest_chunk_is_where_time_runs_out() -> None:
             assert used == pytest.approx(seconds)
 
 
+def random_budget(rng: random.Random) -> tuple[Budget, CostModel, int, int, int, float]:
+    cost = CostModel(
+        BytesModel(
+            per_token=rng.choice([0, 50, 1000]),
+            per_context_token=rng.choice([0, 1, 100]),
+            base=rng.choice([0, 10_000]),
+        ),
+        coefficients=(1e-3, rng.choice([1e-5, 1e-3]), rng.choice([0, 1e-9, 1e-6]), 1e-8, 1e-5),
+    )
+    tokens, longest = rng.randrange(256), rng.randrange(50_000)
+    memory, seconds = rng.choice([0, 10**5, 10**6, 10**9]), rng.choice([-1, 1e-2, 0.1, math.inf])
+    left = Share(rng.randint(1, 4096), seconds)
+    return Budget(cost, 16, left, tokens, longest, memory), cost, tokens, longest, memory, seconds
+
+
 def test_chunks_stay_within_every_budget_but_for_the_floor() -> None:
     rng = random.Random(3)
     largest = 0
