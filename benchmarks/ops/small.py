@@ -97,8 +97,9 @@ def mla(table: Table) -> None:
         moved = 2.0 * tokens * (16 * 64 * 2 + 576 * 3) + 8 * 32 * tokens
         turn = rotation(tokens, 32, True)
         slots = torch.randperm(600 * 64, device="cuda")[:tokens]
-        many = [(randn(tokens, 16, 192), randn(tokens, 576)) for _ in range(copies(moved))]
-        calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in many]
+        many = [randn(tokens, 16 * 192 + 576) for _ in range(copies(moved))]
+        parts = [(x[:, :-576].view(tokens, 16, 192), x[:, -576:]) for x in many]
+        calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in parts]
         table.add(f"mla norm+rope+store {tokens}", both(calls), moved)
 
 

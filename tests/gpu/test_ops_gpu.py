@@ -199,13 +199,16 @@ def test_gqa_heads(heads, dim, side, tokens, interleaved) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 64, 1000])
 def test_mla_heads(tokens: int) -> None:
-    q = torch.randn(tokens, 16, 192).to(BF16)
-    kv, weight = torch.randn(tokens, 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
+    both, weight = torch.randn(tokens, 16 * 192 + 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
+    q, kv = both[:, : 16 * 192].view(tokens, 16, 192), both[:, 16 * 192 :]
     turn, slots = torch.rand(tokens, 32) * 6, torch.randperm(70 * 64)[:tokens]
     mine, theirs = views(KVShape(1, 576, 512, shared_value=True))
     want = mla_heads(q, kv, weight, 1e-6, Rotation(turn.cos(), turn.sin(), True), theirs, slots)
     there = Rotation(turn.cos().cuda(), turn.sin().cuda(), True)
-    out = mla_heads(q.cuda(), kv.cuda(), weight.cuda(), 1e-6, there, mine, slots.cuda())
+    both = both.cuda()
+    q, kv = both[:, : 16 * 192].view(tokens, 16, 192), both[:, 16 * 192 :]
+    out = mla_heads(q, kv, weight.cuda(), 1e-6, there, mine, slots.cuda())
+    assert out[0].data_ptr() == q.data_ptr()  # in place: the kernel took strided rows
     assert all(error(a, b) < 4e-3 for a, b in zip(out, want, strict=True))
     assert same_pages(mine, theirs)
 

@@ -23,7 +23,7 @@ NAMES = {
         "llama biases",
         "llama tied",
         "qwen3 moe",
-        "deepseek3 no query latent",
+        "deepseek3 biases but on queries",
         "deepseek2 greedy",
     ],
     4: ["hy3", "llama biases", "deepseek3"],
