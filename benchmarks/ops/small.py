@@ -104,7 +104,9 @@ def mla(table: Table) -> None:
 
 
 def router(table: Table) -> None:
-    config = MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826)
+    config = MoEConfig(
+        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
+    )
     bias = torch.randn(192, device="cuda") * 0.01
     weights = [randn(192, 4096, dtype=torch.float32) * 0.02 for _ in range(16)]
     for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
@@ -113,7 +115,7 @@ def router(table: Table) -> None:
         want = (x.double() @ weights[0].double().t()).sigmoid()
         experts, _ = calls[0]()
         best = (want + bias.double()).topk(8).values.sum()
-        regret = float(1 - (want + bias.double()).gather(1, experts).sum() / best)
+        regret = float(1 - (want + bias.double()).gather(1, experts[:, :8]).sum() / best)
         moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
         table.add(
             f"gate+choose 192x4096 T={tokens}",
