@@ -83,17 +83,6 @@ def test_longest_chunk_is_where_time_runs_out() -> None:
             assert used == pytest.approx(seconds)
 
 
-def test_bytes_learn_only_downwards_from_cut_chunks() -> None:
-    model = BytesModel(per_token=100, per_context_token=10)
-    model.observe(100, 1000, 80_000, cut=True)
-    assert model.scale == 1.0
-    model.observe(100, 1000, 80_000, cut=False)
-    assert model.scale > 1.0
-    high = model.scale
-    model.observe(100, 1000, 5_000, cut=True)
-    assert model.scale < high
-
-
 def random_budget(rng: random.Random) -> tuple[Budget, CostModel, int, int, int, float]:
     cost = CostModel(
         BytesModel(

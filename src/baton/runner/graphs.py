@@ -25,7 +25,7 @@ from baton.runner.slots import Slots
 
 #: Prompts of up to so many tokens run through graphs: longer ones keep the device busy enough to
 #: hide the host's launches.
-PROMPT_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
+PROMPT_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 
 
 def batch_buckets(most: int) -> list[int]:

@@ -100,7 +100,8 @@ class BytesModel:
 
     `scale * (base + per_token * tokens + per_context_token * longest)`, where `longest` is the
     longest context plus chunk among the rows: workspaces are re-used from sequence to sequence.
-    All zeros: no bound.
+    All zeros: no bound. `scale` is what one measured step says about the account (`engine.memory`);
+    steps that were cut to fit say nothing about larger ones, so nothing is learnt from them.
     """
 
     per_token: float = 0.0
@@ -125,15 +126,6 @@ class BytesModel:
             return left / self.per_token
         slope = self.per_token + self.per_context_token
         return free + (left - self.per_token * free) / slope if slope else math.inf
-
-    def observe(self, tokens: int, longest: int, measured: float, cut: bool) -> None:
-        """Refine from a measured peak. A step whose chunks were cut to fit says nothing about
-        larger ones, and learning from it feeds back: it may only lower the estimate."""
-        predicted = self.predict(tokens, longest)
-        if predicted <= 0.0 or measured <= 0.0:
-            return
-        scale = self.scale * (0.8 + 0.2 * measured / predicted)
-        self.scale = min(self.scale, scale) if cut else scale
 
 
 @dataclass
