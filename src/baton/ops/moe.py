@@ -13,6 +13,16 @@ from baton.ops.dtypes import wide
 LIBRARY_FROM = float("inf")
 
 
+def backend(gate_up: torch.Tensor, down: torch.Tensor) -> str:
+    """What runs experts with these weights: `triton` or `torch`."""
+    if on_gpu(gate_up, down):
+        from baton.ops.triton import moe as kernels
+
+        if kernels.supported(gate_up[0], gate_up, down):
+            return "triton"
+    return "torch"
+
+
 def expert_mlp(
     x: torch.Tensor,
     experts: torch.Tensor,
