@@ -1,7 +1,4 @@
-"""Writes docs/reference/ from the code: command line, Python API, HTTP API and metrics.
-
-usage: reference.py [--check]
-"""
+"""Writes docs/reference/ from the code, or with --check says whether it is up to date."""
 
 from __future__ import annotations
 
@@ -189,7 +186,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def main() -> None:
-    """Write the pages, or with --check say which are stale."""
+    """Write the pages, or with --check name one that is stale."""
     pages = {"cli.md": cli(), "api.md": api(), "http.md": http(), "metrics.md": metrics()}
     for name, text in pages.items():
         if "--check" not in sys.argv[1:]:
