@@ -1,6 +1,13 @@
 # make demo        install, serve a small model, talk to it, load it, print a table
 # make test        lines per package, linters, tests
-# Variables: PYTHON (3.11 or newer), VENV, PIP_ARGS (such as another package index), MODEL, ARGS.
+# make serve       serve MODEL on http://127.0.0.1:8000 until Ctrl-C
+# make test-slow   tests that take minutes
+# make lint        the linters alone
+# make reference   write docs/reference/ from the code
+# make clean       remove the environment and what tools left behind
+#
+# Variables: PYTHON (3.11 or newer), VENV, PIP_ARGS (such as another package index), MODEL, and
+# ARGS (flags of the demo, of `baton serve` or of pytest).
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -11,17 +18,18 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo serve test test-slow lint lines clean
+.PHONY: help demo serve test test-slow lint lines reference clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
 #: the stamp makes this incremental: it runs again only when what is installed may have changed.
+#: On a terminal pip shows its progress bars; torch alone is hundreds of megabytes.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=..." >&2; exit 1; }
 	@echo "Installing into $(VENV): a few minutes the first time, nothing after that."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -38,6 +46,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/reference.py --check
+
+reference: $(STAMP)
+	$(BIN)/python tools/reference.py
 
 test: lines lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

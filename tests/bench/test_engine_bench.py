@@ -64,7 +64,7 @@ def test_a_measurement(folder: str, tmp_path: Path) -> None:
     assert str(Path(folder).parent) not in json.dumps(document)
     assert document["model"] == {"name": "tiny-mla", "family": "deepseek_v3", "layers": 3}
     assert document["commit"] is not None
-    assert document["backends"] == {"prefill": "torch", "decode": "torch", "moe": "unnamed"}
+    assert document["backends"] == {"prefill": "torch", "decode": "torch", "moe": "torch"}
     assert document["hardware"] == {"name": document["device"]["name"], **CEILINGS} | {
         "source": "given"
     }

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     failed = sum(result.error is not None for result in results)
     console.print(f"Done in {time.monotonic() - began:.0f} s; the server has stopped.")
+    console.print("Next: `make serve`, and what README.md says about talking to it.")
     return 1 if failed else 0
 
 

@@ -234,18 +234,16 @@ def _describe(llm: LLM, settings: Settings) -> Document:
 
 
 def backends(llm: LLM) -> dict[str, str]:
-    """Which implementations the engine chose for prefill attention, decode attention and experts.
-
-    An experts module may say what it runs on in an attribute `backend`.
-    """
+    """What the engine runs prefill attention, decode attention and experts on."""
     from baton.attention.backend import ATTENTION
     from baton.layers.moe import Experts
+    from baton.ops.moe import backend
 
     model: Any = llm.core.executor.runner.model
     kinds = {ATTENTION.get(name): name for name in ATTENTION.names()}
     found = {half: kinds[type(getattr(model.attention, half))] for half in ("prefill", "decode")}
     experts = next((m for m in model.modules() if isinstance(m, Experts)), None)
-    found["moe"] = "none" if experts is None else str(getattr(experts, "backend", "unnamed"))
+    found["moe"] = "none" if experts is None else backend(experts.gate_up, experts.down)
     return found
 
 

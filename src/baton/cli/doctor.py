@@ -138,16 +138,14 @@ def _fingerprint(prepared: Prepared, shapes: list[KVShape]) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     machine = report["machine"]
-    table(
-        "Machine",
-        ("what", "here"),
-        [
-            ("device", f"{machine['device']}: {machine['num_devices']} x {machine['device_name']}"),
-            ("cores", str(machine["cores"])),
-            ("memory available", format_bytes(machine["host_memory"])),
-            ("device memory free", format_bytes(machine["device_memory"])),
-        ],
-    )
+    rows = [
+        ("device", f"{machine['device']}: {machine['num_devices']} x {machine['device_name']}"),
+        ("cores", str(machine["cores"])),
+        ("memory available", format_bytes(machine["host_memory"])),
+    ]
+    if machine["device"] != "cpu":  # where it is the same memory
+        rows.append(("device memory free", format_bytes(machine["device_memory"])))
+    table("Machine", ("what", "here"), rows)
     table("Versions", ("package", "version"), report["versions"].items())
     table("Environment", ("variable", "value"), report["environment"].items())
     if "model" in report:

@@ -43,7 +43,7 @@ def _default_cache() -> Path:
 
 
 DEBUG = Flag(
-    "BATON_DEBUG", False, _bool, "poison unused device rows and check that futures are read once"
+    "BATON_DEBUG", False, _bool, "show tracebacks; poison unused device rows, check integrity"
 )
 CACHE = Flag("BATON_CACHE", _default_cache(), Path, "folder for downloaded and extracted models")
 LOG_LEVEL = Flag("BATON_LOG_LEVEL", "info", str.lower, "debug, info, warning or error")

@@ -78,7 +78,10 @@ class TokenOutput(msgspec.Struct, kw_only=True):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """One of the `n` answers to a prompt."""
+    """One of the `n` answers to a prompt.
+
+    stop_reason: the stop text or token id that ended it, if one of those given did.
+    """
 
     index: int
     text: str
@@ -90,7 +93,10 @@ class Completion(msgspec.Struct, kw_only=True):
 
 class Output(msgspec.Struct, kw_only=True):
     """What a caller gets for one prompt. `LLM` returns one whole Output; `AsyncEngine` streams
-    deltas (each completion holds only what is new), the last with `finished` set."""
+    deltas (each completion holds only what is new), the last with `finished` set.
+
+    cached_tokens: prompt tokens that came from the prefix cache.
+    """
 
     request_id: str
     prompt_token_ids: list[int]

@@ -12,10 +12,25 @@ from baton.core.errors import RequestError
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling options of a request; checked by `verify()`.
 
-    `temperature == 0` is greedy. `top_k` of 0 or -1 means no limit. `seed` makes a request
-    repeatable: the same seed and prompt give the same tokens whatever else runs beside it.
-    `logprobs = k` returns the chosen token's and the k best log-probabilities at each position;
-    `prompt_logprobs` the same for the prompt (which then is not read from the prefix cache).
+    n: answers to one prompt.
+    max_tokens: most tokens of an answer; all that fit if null or None.
+    min_tokens: no end before so many tokens.
+    temperature: 0 always takes the likeliest token.
+    top_k: choose among the k likeliest tokens; 0 or -1: among all.
+    top_p: choose among the likeliest tokens that together have this probability.
+    min_p: drop tokens less likely than this share of the likeliest.
+    repetition_penalty: above 1 makes tokens of prompt and answer less likely.
+    presence_penalty: subtracted from the logit of each token that the answer has already.
+    frequency_penalty: subtracted from it for each time the answer has it.
+    logit_bias: added to the logits of these tokens, -100 to 100.
+    seed: the same seed and prompt give the same tokens, whatever else runs beside it.
+    stop: texts that end the answer.
+    stop_token_ids: tokens that end the answer, beside the model's own.
+    include_stop_str_in_output: keep the stop text at the end of the answer.
+    ignore_eos: go on after the model's own end.
+    skip_special_tokens: leave special tokens out of the text.
+    logprobs: k: log-probabilities of the chosen token and of the k likeliest at each position.
+    prompt_logprobs: k: as `logprobs`, for the prompt, which then skips the prefix cache.
     """
 
     n: int = 1

@@ -227,7 +227,7 @@ def _load(model: CausalLM, prepared: Prepared, *, show: bool) -> None:
         load_weights(model, checkpoint)
         return
     with Progress("items") as progress:
-        load_weights(model, checkpoint, lambda done, total: progress(done, total, "weights"))
+        load_weights(model, checkpoint, lambda done, total: progress(done, total, "weight tensors"))
 
 
 def _features(probe: Probe) -> Features:

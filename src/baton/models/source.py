@@ -73,7 +73,7 @@ def resolve_source(
     else:
         raise ModelError(
             file=model,
-            problem="is no model: not a folder or file here, not an embedded name, "
+            problem="no such model: not a folder or file here, not an embedded name, "
             "not a hub id (org/name)",
             expected=f"a path, a hub id, or one of the embedded names {sorted(embedded.CATALOGUE)}",
         )

@@ -15,6 +15,16 @@ SHARED_DENSE_FROM = 2048
 LIBRARY_FROM = float("inf")
 
 
+def backend(gate_up: torch.Tensor, down: torch.Tensor) -> str:
+    """What runs experts with these weights: `triton` or `torch`."""
+    if on_gpu(gate_up, down):
+        from baton.ops.triton import moe as kernels
+
+        if kernels.supported(gate_up[0], gate_up, down):
+            return "triton"
+    return "torch"
+
+
 def expert_mlp(
     x: torch.Tensor,
     experts: torch.Tensor,

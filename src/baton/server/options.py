@@ -19,9 +19,12 @@ class ServerOptions:
         str | None, "key that clients must send as a bearer token (also BATON_API_KEY)"
     ] = field(default=None, repr=False)
     served_model_name: Annotated[
-        tuple[str, ...], "names clients may use for the model; the first one is reported"
+        tuple[str, ...],
+        "name clients use for the model (may be repeated; the first one is reported)",
     ] = ()
-    cors_origins: Annotated[tuple[str, ...], "origins allowed to call from a browser"] = ()
+    cors_origins: Annotated[
+        tuple[str, ...], "origin allowed to call from a browser (may be repeated)"
+    ] = ()
     max_body: Annotated[str, "largest request body, for example 32MiB"] = "32MiB"
     drain_timeout: Annotated[str, "how long running requests may take after SIGTERM"] = "30s"
     keepalive_interval: Annotated[

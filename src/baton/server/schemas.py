@@ -22,7 +22,7 @@ Ids = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides tokens."""
+    """What a stream carries besides tokens: usage at its end, or in every chunk."""
 
     model_config = ConfigDict(strict=True)
     include_usage: bool | None = None
@@ -30,7 +30,20 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Fields that completions and chat completions share."""
+    """Fields that completions and chat completions share.
+
+    model: a served name; may be left out.
+    stream: answer with server-sent events.
+    stream_options: `include_usage` ends a stream with a usage chunk, `continuous_usage_stats` adds
+        it to every chunk.
+    stop: a text, or texts, that end the answer.
+    user: ignored.
+    response_format: only `{"type": "text"}`.
+    priority: lower is served first.
+    cache_salt: prefixes are shared only between requests with the same one.
+    return_token_ids: add the ids of prompt and answer.
+    return_tokens_as_token_ids: name tokens `token_id:N` in log-probabilities.
+    """
 
     model_config = ConfigDict(strict=True)
     UNSUPPORTED: ClassVar[tuple[str, ...]] = (
@@ -123,7 +136,13 @@ _SAMPLING += ("include_stop_str_in_output", "skip_special_tokens", "min_tokens",
 
 
 class CompletionRequest(GenerationRequest):
-    """Body of `/v1/completions`."""
+    """Body of `/v1/completions`.
+
+    prompt: a text, token ids, or a list of either.
+    best_of: only the same as `n`.
+    echo: begin the answer with the prompt.
+    add_special_tokens: false: encode the prompt without the tokenizer's own additions.
+    """
 
     UNSUPPORTED: ClassVar[tuple[str, ...]] = (*GenerationRequest.UNSUPPORTED, "suffix")
 
@@ -172,7 +191,14 @@ class ChatMessage(BaseModel):
 
 
 class TemplateFields(BaseModel):
-    """How messages become a prompt; shared by chat completions and `/tokenize`."""
+    """How messages become a prompt; shared by chat completions and `/tokenize`.
+
+    add_generation_prompt: false: do not open the assistant's turn.
+    continue_final_message: go on with the last message instead of answering it.
+    chat_template: used instead of the model's.
+    chat_template_kwargs: passed to the template.
+    reasoning_effort: passed to the template.
+    """
 
     model_config = ConfigDict(strict=True)
     add_generation_prompt: bool | None = None
@@ -183,7 +209,15 @@ class TemplateFields(BaseModel):
 
 
 class ChatRequest(GenerationRequest, TemplateFields):
-    """Body of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`.
+
+    messages: turns with `role` and `content` (a text, or parts of type `text`).
+    max_completion_tokens: most tokens of an answer; all that fit when unset.
+    max_tokens: older name of `max_completion_tokens`.
+    logprobs: true: return log-probabilities.
+    top_logprobs: how many of the likeliest tokens to add at each position.
+    modalities: only `["text"]`.
+    """
 
     UNSUPPORTED: ClassVar[tuple[str, ...]] = (
         *GenerationRequest.UNSUPPORTED,
@@ -230,7 +264,14 @@ class ChatRequest(GenerationRequest, TemplateFields):
 
 
 class TokenizeRequest(TemplateFields):
-    """Body of `/tokenize`: a prompt, or messages as for chat."""
+    """Body of `/tokenize`: a prompt, or messages as for chat.
+
+    model: a served name; may be left out.
+    prompt: a text.
+    messages: as for chat, instead of a prompt.
+    add_special_tokens: false: encode the prompt without the tokenizer's own additions.
+    return_token_strs: add the text of each token.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -240,7 +281,11 @@ class TokenizeRequest(TemplateFields):
 
 
 class DetokenizeRequest(BaseModel):
-    """Body of `/detokenize`."""
+    """Body of `/detokenize`.
+
+    model: a served name; may be left out.
+    tokens: token ids.
+    """
 
     model_config = ConfigDict(strict=True)
     model: str | None = None
