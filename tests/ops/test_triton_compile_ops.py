@@ -81,6 +81,22 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] =
     )
     for chunk, block, warps in ((512, 16, 4), (2048, 128, 8))
 }
+KERNELS["align count"] = (
+    align._count,
+    {"ids": L, "counts": "*i32", "pairs": "i32"},
+    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK},
+    {"unaligned": ("pairs",)},
+)
+KERNELS["align place"] = (
+    align._place,
+    {
+        "ids": L,
+        **dict.fromkeys(("upto", "rows", "place", "experts", "ends"), "*i32"),
+        **ints("pairs chunks"),
+    },
+    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK, "BLOCK_M": 128},
+    {"num_warps": 8, "unaligned": ("pairs", "chunks")},
+)
 KERNELS["combine"] = (
     moe._combine,
     {"y": B, "weights": F, "place": "*i32", "shared": B, "out": B, "shared_stride": "i32"},

@@ -43,7 +43,7 @@ def with_common(experts: torch.Tensor, count: int, common: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("block_m", [1, 16, 64])
 @pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
-@pytest.mark.parametrize("tokens", [1, 7, 83])
+@pytest.mark.parametrize("tokens", [1, 7, 83, 1500])
 def test_alignment(case: str, tokens: int, block_m: int) -> None:
     torch.manual_seed(tokens)
     count, top_k = 12, 3
