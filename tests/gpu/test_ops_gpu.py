@@ -197,7 +197,7 @@ def test_gqa_heads(heads, dim, side, tokens, interleaved) -> None:
     assert torch.equal(values, theirs.paged()[1].nan_to_num())
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 64, 1000, 3001])
 def test_mla_heads(tokens: int) -> None:
     q = torch.randn(tokens, 16, 192).to(BF16)
     kv, weight = torch.randn(tokens, 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
