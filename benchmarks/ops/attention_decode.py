@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -83,10 +84,13 @@ def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
         ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
         report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
 
-        def run(view: Any, programs: int, static: int, space: Workspace) -> torch.Tensor:
+        def run(
+            view: Any, programs: int, static: int, space: Workspace, least: int = 1
+        ) -> torch.Tensor:
             key, value = view.paged()
+            shares = replace(plan.shares, least=least)
             return kernel(
-                q, key, value, batch.pages, plan.shares, space, spec.scale, programs,
+                q, key, value, batch.pages, shares, space, spec.scale, programs,
                 backend._gqa, static,
             )[0]  # fmt: skip
 
@@ -102,6 +106,11 @@ def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
                 space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
                 ms = graph_ms([lambda v=v: run(v, programs, 0, space) for v in views])
                 report(title, shape, f"  {residents} per SM", ms, limit)
+            programs = backend.programs
+            space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
+            for least in (2, 4):
+                ms = graph_ms([lambda v=v: run(v, programs, 0, space, least) for v in views])
+                report(title, shape, f"  {least} tiles at least", ms, limit)
         peer_flashinfer(spec, title, shape, batch, views, q, limit)
         del views
         peer_fa3_gqa(spec, title, shape, lengths, q, limit)
@@ -198,16 +207,15 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
         ]
         if sweep and spec.num_heads <= 16:
             tries += [
-                ("  64x8w, 1 per SM", MLAConfig(16, 64, 8, 3, 1), 1),
-                ("  64x4w, 1 per SM", MLAConfig(16, 64, 4, 3, 1), 1),
-                ("  32x4w, 1 per SM", MLAConfig(16, 32, 4, 4, 1), 1),
-                ("  32x8w, 2 per SM", MLAConfig(16, 32, 8, 3, 2), 2),
+                ("  2 tiles at least", MLAConfig(16, 64, 8, 3, 1, 2), 1),
+                ("  4 tiles at least", MLAConfig(16, 64, 8, 3, 1, 4), 1),
+                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2), 2),
             ]
         for name, config, residents in tries:
             programs = cores * residents
             space = Workspace.make(2 * programs, config.rows, spec.latent_dim, CUDA)
             blocks = -(-spec.num_heads // config.rows)
-            shares = task_map(batch.positions, config.tile, blocks)
+            shares = task_map(batch.positions, config.tile, blocks, None, config.least)
 
             def run(view: Any, c=config, s=shares, w=space, p=programs) -> torch.Tensor:
                 return kernel(

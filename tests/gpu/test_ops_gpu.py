@@ -222,7 +222,7 @@ def test_gqa_heads(heads, dim, side, tokens, interleaved) -> None:
     assert torch.equal(values, theirs.paged()[1].nan_to_num())
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 64, 1000, 3001])
 def test_mla_heads(tokens: int) -> None:
     both, weight = torch.randn(tokens, 16 * 192 + 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
     q, kv = both[:, : 16 * 192].view(tokens, 16, 192), both[:, 16 * 192 :]

@@ -40,7 +40,7 @@ def gqa(group: int, heads: int, dim: int, page: int, static: int = 0) -> tuple[C
     padded = 1 << (dim - 1).bit_length()
     constants = {
         "HK": heads, "G": group, "G_PAD": config.rows, "D": dim, "D_PAD": padded,
-        "TILE": config.tile, "PAGE": page, "B_PAD": 64, "STAGES": config.stages,
+        "TILE": config.tile, "PAGE": page, "B_PAD": 64, "LEAST": 1, "STAGES": config.stages,
         "STATIC": static, "PRECISION": "tf32",
     }  # fmt: skip
     return compile_sm90(_decode_gqa_kernel, args, constants, SMALL), config.residents
@@ -69,7 +69,7 @@ def test_decode_mla(heads: int) -> None:
     args = types(strides, q="*bf16", q_rope="*bf16", k_pages="*bf16", **COMMON)
     constants = {
         "H": heads, "R": config.rows, "L": 512, "L_PAD": 512, "ROPE": 64, "ROPE_PAD": 64,
-        "TILE": config.tile, "PAGE": 64, "B_PAD": 64, "STAGES": config.stages,
+        "TILE": config.tile, "PAGE": 64, "B_PAD": 64, "LEAST": 1, "STAGES": config.stages,
         "PRECISION": "tf32",
     }  # fmt: skip
     found = compile_sm90(_decode_mla_kernel, args, constants, SMALL, num_warps=config.warps)
@@ -81,15 +81,18 @@ def test_decode_mla(heads: int) -> None:
     assert found.count("HGMMA" if config.rows == 64 else "HMMA") > 0
 
 
-@pytest.mark.parametrize("dim, block_heads, rows", [(128, 8, 16), (512, 16, 16)])
-def test_map_and_combine(dim: int, block_heads: int, rows: int) -> None:
+@pytest.mark.parametrize("batch", [1, 16, 64])
+@pytest.mark.parametrize("dim, heads, block_heads", [(128, 64, 8), (512, 16, 16)])
+def test_map_and_combine(dim: int, heads: int, block_heads: int, batch: int) -> None:
     args = types("batch programs", **{k: COMMON[k] for k in ("lengths", "bounds", "out", "lse")})
     args |= {"part": "*fp32", "part_lse": "*fp32"}
+    columns, pieces, stages = split.combine_shape(batch * heads, dim)
     constants = {
-        "heads": 64, "BLOCK_HEADS": block_heads, "R": rows, "D": dim, "D_PAD": dim, "TILE": 64,
-        "S_BLOCK": 16, "STATIC": 0,
+        "heads": heads, "BLOCK_HEADS": block_heads, "R": 16, "D": dim, "COLUMNS": columns,
+        "PIECES": pieces, "STAGES": stages, "TILE": 64, "LEAST": 1, "STATIC": 0,
     }  # fmt: skip
     found = compile_sm90(split._combine_kernel, args, constants, SMALL)
+    assert found.count("LDGSTS.E.BYPASS.128") >= 8  # on their way at once
     report(f"combine {dim}", found)
     assert found.local == 0
     args = types("batch blocks", positions="*i64", rows="*i64", lengths="*i32", bounds="*i32")

@@ -137,19 +137,20 @@ KERNELS["gqa"] = (
     },
     {},
 )  # fmt: skip
-KERNELS["mla"] = (
-    qkv._mla,
-    {
-        **dict.fromkeys(("q", "kv", "key", "weight"), B),
-        "slots": L, "cos": F, "sin": F, "eps": "fp32",
-        **ints("q_stride kv_stride key_page key_offset"),
-    },
-    {
-        "HEADS": 16, "NOPE": 128, "SIDE": 32, "BLOCK": 32, "RANK": 512, "WIDE": 512,
-        "TILE": 16, "PAGE": 64, "INTERLEAVED": True,
-    },
-    {},
-)  # fmt: skip
+for many in (1, 4):
+    KERNELS[f"mla {many}"] = (
+        qkv._mla,
+        {
+            **dict.fromkeys(("q", "kv", "key", "weight"), B),
+            "slots": L, "cos": F, "sin": F, "eps": "fp32",
+            **ints("tokens q_stride kv_stride key_page key_offset"),
+        },
+        {
+            "HEADS": 16, "NOPE": 128, "SIDE": 32, "BLOCK": 32, "RANK": 512, "WIDE": 512,
+            "TILE": 16, "TOKENS": many, "PAGE": 64, "INTERLEAVED": True,
+        },
+        {"unaligned": ("tokens",)},
+    )  # fmt: skip
 for tokens, inner, part in ((16, 128, 256), (64, 64, 4096), (128, 64, 4096)):
     KERNELS[f"gate {tokens}"] = (
         router._gate,
@@ -207,5 +208,6 @@ def test_small_kernels(name: str) -> None:
     assert made.shared <= SHARED // 2
     if name.startswith("gate"):
         assert made.count("HGMMA") >= 4
-    if name in ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima"):
+    wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
+    if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread

@@ -49,12 +49,12 @@ class TritonBackend(AttentionBackend):
             self._gqa = gqa_config(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
             self._shape = self._gqa.tile, spec.num_kv_heads
             self._space = self._gqa.rows, spec.head_dim
-            residents = self._gqa.residents
+            residents, self._least = self._gqa.residents, self._gqa.least
         else:
             self._mla = mla_config(spec.num_heads, size)
             self._shape = self._mla.tile, -(-spec.num_heads // self._mla.rows)
             self._space = self._mla.rows, spec.latent_dim
-            residents = self._mla.residents
+            residents, self._least = self._mla.residents, self._mla.least
         cores = (
             torch.cuda.get_device_properties(need.device).multi_processor_count
             if need.device.type == "cuda"
@@ -90,7 +90,8 @@ class TritonBackend(AttentionBackend):
             index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
             index = to_device(index, pages.device)
             rows, pages = index[0], pages[index[1]]
-        return TritonPlan(rows, pages, task_map(batch.positions, *self._shape, rows))
+        shares = task_map(batch.positions, *self._shape, rows, self._least)
+        return TritonPlan(rows, pages, shares)
 
     def _scratch(self) -> Workspace:
         """Partial results, shared by all layers: the stream orders their use."""

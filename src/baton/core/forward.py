@@ -61,6 +61,10 @@ class Model(Protocol):
         """Whether a step of decodes can be captured in a CUDA graph: its plan reads only device
         tensors, and its launches depend on shapes alone."""
 
+    def brief(self) -> Model:
+        """This model with one layer of each kind only: all its kernels, in a fraction of the
+        time."""
+
     def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
         """Make the step's attention plan, shared by all layers."""
 

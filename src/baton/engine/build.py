@@ -117,7 +117,8 @@ def build_rank(
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
     _load(model, prepared, show=rank == 0)
     model.attention.warm_up()
-    if config.num_pages == 0:
+    sized = config.num_pages == 0
+    if sized:
         config = size_pool(config, model, device, group)
     views = make_views(
         model.kv_shapes,
@@ -139,6 +140,8 @@ def build_rank(
         )
     fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
     runner = Runner(config, model, views)
+    if not sized:  # else it happened beside the sizing
+        runner.precompile()
     runner.capture()
     return Built(config, runner, fingerprint, group.close)
 

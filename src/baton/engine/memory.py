@@ -38,8 +38,9 @@ def widest(config: EngineConfig) -> Probe:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, a step
-    takes up to `step`, graphs take `graphs`."""
+    """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, and
+    libraries with them; a step takes up to `step`, workspaces that stay included; graphs take
+    `graphs`."""
 
     total: int
     allowed: int
@@ -55,28 +56,30 @@ class Budget:
 
 def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> Budget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
-    free, total = torch.cuda.mem_get_info(device)
-    weights = total - free
     trial = replace(config, num_pages=TRIAL_PAGES)
     views = make_views(
         model.kv_shapes, TRIAL_PAGES + 1, config.page_size, config.kv_dtype, config.dtype, device
     )
+    before = torch.cuda.memory_allocated(device)
     runner = Runner(trial, model, views)
+    runner.precompile()
     runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     runner.probe(widest(config))
-    step = torch.cuda.max_memory_allocated(device) - before
+    peak = torch.cuda.max_memory_allocated(device)
+    kept = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
     torch.cuda.empty_cache()
-    reserved = torch.cuda.mem_get_info(device)[0]
+    free, total = torch.cuda.mem_get_info(device)
     runner.capture()
-    graphs = max(0, reserved - torch.cuda.mem_get_info(device)[0])
+    graphs = max(0, free - torch.cuda.mem_get_info(device)[0])
+    pool = (TRIAL_PAGES + 1) * bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
     runner.close()
     del runner, views
     torch.cuda.empty_cache()
     allowed = int(total * config.gpu_memory_utilization)
-    return Budget(total, allowed, weights, step, graphs)
+    weights = total - free - pool - (kept - before)
+    return Budget(total, allowed, weights, peak - before, graphs)
 
 
 def size_pool(

@@ -113,10 +113,19 @@ class CausalLM(nn.Module):
         """Make the step's attention plan, shared by all layers."""
         return ForwardContext(batch, self.attention.plan(batch, kv[0].page_size), kv)
 
-    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored."""
+    def brief(self) -> Brief:
+        """See `Model`."""
+        kinds = [type(layer.mlp) for layer in self.model.layers]
+        return Brief(self, [kinds.index(kind) for kind in dict.fromkeys(kinds)])
+
+    def forward(
+        self, ids: torch.Tensor, context: ForwardContext, only: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored. `only`:
+        through these layers."""
+        layers = list(zip(self.model.layers, context.kv, strict=True))
         x, residual = self.model.embed_tokens.embed(ids), None
-        for layer, view in zip(self.model.layers, context.kv, strict=True):
+        for layer, view in layers if only is None else [layers[i] for i in only]:
             x, residual = layer(x, residual, self.attention, context.plan, view)
         assert residual is not None, "a model has at least one layer"
         return self.model.norm.add(x, residual)[0]
@@ -126,3 +135,20 @@ class CausalLM(nn.Module):
         (float64 for float64 models)."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return head.logits(hidden)
+
+
+class Brief:
+    """Some layers of a model; a `core.forward.Model` that shares everything with it."""
+
+    def __init__(self, whole: CausalLM, layers: Sequence[int]) -> None:
+        self._whole, self._layers = whole, layers
+        self.kv_shapes, self.graphable = whole.kv_shapes, whole.graphable
+        self.plan, self.logits = whole.plan, whole.logits
+
+    def brief(self) -> Brief:
+        """See `Model`."""
+        return self
+
+    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """See `Model`."""
+        return self._whole.forward(ids, context, self._layers)

@@ -39,6 +39,21 @@ class Probe:
         )
 
 
+def mixed(page_size: int, device: torch.device) -> tuple[torch.Tensor, ForwardBatch]:
+    """A page of prefill beside two decodes."""
+    (ids, a), (more, b) = (
+        probe.batch(page_size, 1, 2, device)
+        for probe in (Probe(1, page_size, 0), Probe(2, 1, page_size - 1))
+    )
+    return torch.cat((ids, more)), ForwardBatch(
+        query_lens=a.query_lens + b.query_lens,
+        context_lens=a.context_lens + b.context_lens,
+        positions=torch.cat((a.positions, b.positions)),
+        slots=torch.cat((a.slots, b.slots)),
+        pages=torch.cat((a.pages, b.pages)),
+    )
+
+
 def probes(
     *, max_tokens: int, max_len: int, max_seqs: int, pool_tokens: int, quick: bool
 ) -> list[Probe]:
@@ -59,3 +74,9 @@ def probes(
             if seqs <= max_seqs and seqs * (context + 1) <= longest:
                 found.append(Probe(seqs, 1, context))
     return found
+
+
+def chunks(most: int) -> list[int]:
+    """Sizes of prefill to compile kernels for: kernels change their shape with it, in powers of
+    2."""
+    return [*(2**i for i in range(4, most.bit_length()) if 2**i < most), most]

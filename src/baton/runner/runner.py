@@ -18,10 +18,12 @@ from baton.core import env
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
 from baton.core.request import PositionLogprobs
-from baton.core.step import Row, RowResult, StepPlan, StepResult
+from baton.core.sampling import SamplingParams
+from baton.core.step import Admit, Row, RowResult, StepPlan, StepResult
+from baton.ops.precompile import precompiling
 from baton.runner.graphs import StepGraphs
 from baton.runner.inputs import StepInputs, build_inputs
-from baton.runner.probes import Probe
+from baton.runner.probes import Probe, chunks, mixed
 from baton.runner.prompt import prompt_rows
 from baton.runner.sampled import Sampled
 from baton.runner.sampler import Sampler
@@ -84,23 +86,51 @@ class Runner:
                 1, "baton-device", torch.set_num_threads, (config.threads,)
             )
 
+    @torch.inference_mode()
+    def precompile(self) -> None:
+        """Compile the kernels of all steps that can come, before one waits for them."""
+        if self.device.type != "cuda" or self.slots.debug:
+            return
+        config, brief = self.config, self.model.brief()
+        most = min(config.max_num_batched_tokens, config.max_model_len)
+        with precompiling():
+            if brief.graphable:
+                self._step_graphs(brief).run_once()
+            for chunk in chunks(most):
+                for context in (0, config.page_size):
+                    if chunk + context <= config.max_model_len:
+                        self._synthetic(Probe(1, chunk, context), brief)
+            if most >= config.page_size and config.max_num_seqs > 2:
+                ids, batch = mixed(config.page_size, self.device)
+                brief.forward(ids, brief.plan(batch, self.views))
+            logits = torch.zeros(1, self.sampler.vocab_size, device=self.device)
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(temperature=temperature)
+                self.sampler.admit(Admit(0, params, 0, 1, 0, [], []))
+                self.sampler.sample(logits, [0])
+            self.sampler.release(0)
+        torch.cuda.synchronize(self.device)
+
     def capture(self) -> None:
         """Capture decodes and short prompts as CUDA graphs."""
         if self.device.type != "cuda" or not self.model.graphable:
             return
         if self.slots.debug:  # its checks read the device
             return
+        self.graphs = self._step_graphs(self.model)
+        if not self.config.enforce_eager:
+            self.graphs.capture()
+
+    def _step_graphs(self, model: Model) -> StepGraphs:
         config = self.config
-        self.graphs = StepGraphs(
-            self.model,
+        return StepGraphs(
+            model,
             self.views,
             self.slots,
             config.page_size,
             config.max_num_seqs,
             min(config.max_num_batched_tokens, config.max_model_len),
         )
-        if not config.enforce_eager:
-            self.graphs.capture()
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Queue one step behind those launched before."""
@@ -194,14 +224,18 @@ class Runner:
 
     @torch.inference_mode()
     def _probe(self, probe: Probe) -> float:
-        ids, batch = probe.batch(
-            self.config.page_size, self.config.num_pages, self.config.model.vocab_size, self.device
-        )
         watch = Stopwatch(self.device)
-        hidden = self._forward(ids, batch)
-        self.model.logits(hidden[-len(batch.query_lens) :])
+        self._synthetic(probe, self.model)
         watch.stop()
         return watch.seconds()
+
+    def _synthetic(self, probe: Probe, model: Model) -> None:
+        config = self.config
+        ids, batch = probe.batch(
+            config.page_size, config.num_pages, config.model.vocab_size, self.device
+        )
+        hidden = model.forward(ids, model.plan(batch, self.views))
+        model.logits(hidden[-len(batch.query_lens) :])
 
     @torch.inference_mode()
     def _poison(self, pages: list[int]) -> None:

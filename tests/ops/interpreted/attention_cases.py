@@ -97,7 +97,19 @@ def test_gqa_static_split(static: int) -> None:
     check_gqa([700, 33, 2, 0], 64, 2, 3, 64, 1, F32, static)
 
 
-def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0) -> None:
+def test_many_partials() -> None:
+    """More than are combined at once."""
+    check_gqa([2200], 64, 1, 2, 16, 80, F32)
+
+
+@pytest.mark.parametrize("least", [2, 4])
+@pytest.mark.parametrize("mix", ["borders", "skew", "empty"])
+def test_shares_of_at_least(mix: str, least: int) -> None:
+    check_gqa(MIXES[mix], 64, 2, 3, 64, 40, F32, least=least)
+    check_mla(MIXES[mix], 64, 3, 32, 16, 40, mla_config(3), F32, least)
+
+
+def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0, least=1) -> None:
     keys = Paged(lengths, page, kv_heads, dim, dtype)
     values = keys.store.flip(-1).transpose(1, 2)
     q = torch.randn(len(lengths), kv_heads * group, dim).to(dtype)
@@ -106,7 +118,7 @@ def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0) ->
     rows = torch.arange(len(lengths)) * 2 + 1
     positions[rows] = torch.tensor(lengths) - 1
     config = gqa_config(group, dim, q.itemsize)
-    shares = task_map(positions, config.tile, kv_heads, rows)
+    shares = task_map(positions, config.tile, kv_heads, rows, least)
     slots = len(lengths) * kv_heads * static if static else 2 * programs
     space = Workspace.make(slots, config.rows, dim, q.device)
     space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
@@ -137,11 +149,11 @@ def test_mla_shapes(page, heads, latent, rope, config, dtype) -> None:
     check_mla([65, 130, 1], page, heads, latent, rope, 5, config, dtype)
 
 
-def check_mla(lengths, page, heads, latent, rope, programs: int, config: MLAConfig, dtype) -> None:
+def check_mla(lengths, page, heads, latent, rope, programs, config: MLAConfig, dtype, least=1):
     paged = Paged(lengths, page, 1, latent + rope, dtype)
     q = torch.randn(len(lengths), heads, latent + rope).to(dtype)
     positions = torch.tensor(lengths) - 1
-    shares = task_map(positions, config.tile, -(-heads // config.rows))
+    shares = task_map(positions, config.tile, -(-heads // config.rows), least=least)
     space = Workspace.make(2 * programs, config.rows, latent, q.device)
     space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
     out, lse = decode_mla(

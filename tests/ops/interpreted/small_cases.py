@@ -92,9 +92,11 @@ def test_gqa_heads(heads, dim, side, tokens, normed, interleaved, dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("heads, nope, rank, side", [(3, 8, 24, 4), (20, 16, 40, 6)])
-def test_mla_heads(heads, nope, rank, side, interleaved, dtype) -> None:
+def test_mla_heads(heads, nope, rank, side, many, interleaved, dtype, monkeypatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(qkv, "mla_tokens", lambda _: many)
     tokens = 5
     width = heads * (nope + 2 * side)
     both = torch.randn(tokens, width + rank + 2 * side).to(dtype)  # of one projection

@@ -76,7 +76,7 @@ def _decode_gqa_kernel(
     q_row, q_head, k_page, k_head, k_token, v_page, v_head, v_token, table_row,
     HK: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, B_PAD: tl.constexpr,
-    STAGES: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
+    LEAST: tl.constexpr, STAGES: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     g = tl.arange(0, G_PAD)
     d = tl.arange(0, D_PAD)
@@ -85,9 +85,8 @@ def _decode_gqa_kernel(
         # The baseline: STATIC equal pieces of every (sequence, head); one unit is one piece.
         unit = tl.program_id(0)
         stop = unit + 1
-        _per = 1
     else:
-        unit, stop, _per = owned(bounds, batch)
+        unit, stop = owned(bounds, batch, LEAST)
     while unit < stop:
         if STATIC > 0:
             b = unit // (HK * STATIC)
@@ -139,13 +138,14 @@ def _decode_gqa_kernel(
 
 @dataclass(frozen=True)
 class GQAConfig:
-    """Launch shape: padded heads of a group, tokens of a tile, pipeline stages, and how many
-    programs share a multiprocessor."""
+    """Launch shape: padded heads of a group, tokens of a tile, pipeline stages, how many programs
+    share a multiprocessor, and the fewest tiles that are worth a program."""
 
     rows: int
     tile: int
     stages: int
     residents: int
+    least: int = 1
 
 
 def gqa_config(group: int, dim: int, itemsize: int = 2) -> GQAConfig:
@@ -199,7 +199,7 @@ def decode_gqa(
         value.stride(0), value.stride(2), value.stride(1), pages.stride(0),
         HK=kv_heads, G=group, G_PAD=config.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), STAGES=config.stages,
+        B_PAD=padded_batch(batch), LEAST=shares.least, STAGES=config.stages,
         STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
     )  # fmt: skip
     combine(space, shares, out, lse, programs, group, static)

@@ -2,9 +2,10 @@
 
 GQA reads the qkv GEMM's output once and writes queries, keys (for prefill) and both pages; the
 chain in PyTorch moves the same values five to seven times. A program takes one token and a block
-of heads of one kind. Each head is loaded as the two halves that rotate into each other and the
-rest that does not rotate, so no exchange between threads is needed. MLA: one program per token
-for the shared latent (RMSNorm, rotated key, store), others rotate queries in place.
+of heads of one kind. Each head is loaded as the two halves that rotate into each other (or the
+neighbours, parted in registers) and the rest that does not rotate, so no exchange between threads
+is needed. MLA: programs of a few tokens, for the shared latents (RMSNorm, rotated key, store) and
+for the queries, which are rotated in place.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ _TILE_HEADS = 16
 
 
 @triton.jit
-def _columns(SIDE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Offsets of the pairs' first members, and how far their second ones are."""
-    lane = tl.arange(0, BLOCK)[None, :]
+def _load_pairs(
+    at, live, SIDE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """The pairs' first members and their second ones, `[ROWS, BLOCK]` each, of the rows at
+    `at [ROWS, 1]`. Interleaved ones are loaded together and parted in registers."""
     if INTERLEAVED:
-        return 2 * lane, 1
+        col = tl.arange(0, 2 * BLOCK)[None, :]
+        both = tl.load(at + col, mask=live & (col < 2 * SIDE), other=0.0)
+        return tl.split(tl.reshape(both, (ROWS, BLOCK, 2)))
     else:
-        return lane, SIDE
+        col = tl.arange(0, BLOCK)[None, :]
+        inside = live & (col < SIDE)
+        return (
+            tl.load(at + col, mask=inside, other=0.0),
+            tl.load(at + SIDE + col, mask=inside, other=0.0),
+        )
 
 
 @triton.jit
@@ -35,57 +46,61 @@ def _angles(cos, sin, token, SIDE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scaled(x, scale, weight, col, mask):
+def _scaled(x, scale, weight):
     """The normed value, rounded before and after the weight, like the reference."""
-    w = tl.load(weight + col, mask=mask, other=0.0).to(tl.float32)
-    return ((x.to(tl.float32) * scale).to(x.dtype).to(tl.float32) * w).to(x.dtype)
+    normed = (x.to(tl.float32) * scale).to(x.dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
 def _norm_rope(
-    source, row, live, weight, eps, c, s,
+    at, live, weight, eps, c, s,
     DIM: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Heads at `source + row [HEADS, 1]`: their rotated pairs, and their unrotated rest."""
-    col, far = _columns(SIDE, BLOCK, INTERLEAVED)
-    inside = live & (tl.arange(0, BLOCK)[None, :] < SIDE)
-    first = tl.load(source + row + col, mask=inside, other=0.0)
-    second = tl.load(source + row + col + far, mask=inside, other=0.0)
+    """Heads at `at [ROWS, 1]`: their rotated pairs, and their unrotated rest."""
+    first, second = _load_pairs(at, live, SIDE, BLOCK, ROWS, INTERLEAVED)
     rest_col = 2 * SIDE + tl.arange(0, REST)[None, :]
     rest = first
     if DIM > 2 * SIDE:
-        rest = tl.load(source + row + rest_col, mask=live & (rest_col < DIM), other=0.0)
+        rest = tl.load(at + rest_col, mask=live & (rest_col < DIM), other=0.0)
     if NORM:
         a, b = first.to(tl.float32), second.to(tl.float32)
         squares = tl.sum(a * a, 1) + tl.sum(b * b, 1)
         if DIM > 2 * SIDE:
             squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
         scale = tl.rsqrt(squares / DIM + eps)[:, None]
-        real = tl.arange(0, BLOCK)[None, :] < SIDE
-        first = _scaled(first, scale, weight, col, real)
-        second = _scaled(second, scale, weight, col + far, real)
+        start = weight + tl.zeros([1, 1], tl.int32)
+        w_first, w_second = _load_pairs(start, True, SIDE, BLOCK, 1, INTERLEAVED)
+        first = _scaled(first, scale, w_first)
+        second = _scaled(second, scale, w_second)
         if DIM > 2 * SIDE:
-            rest = _scaled(rest, scale, weight, rest_col, rest_col < DIM)
+            w_rest = tl.load(weight + rest_col, mask=rest_col < DIM, other=0.0)
+            rest = _scaled(rest, scale, w_rest)
     a, b = first.to(tl.float32), second.to(tl.float32)
     return a * c - b * s, b * c + a * s, rest
 
 
 @triton.jit
 def _put(
-    target, row, live, first, second, rest,
+    at, live, first, second, rest,
     DIM: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `_norm_rope`'s loads."""
-    col, far = _columns(SIDE, BLOCK, INTERLEAVED)
-    inside = live & (tl.arange(0, BLOCK)[None, :] < SIDE)
-    dtype = target.dtype.element_ty
-    tl.store(target + row + col, first.to(dtype), mask=inside)
-    tl.store(target + row + col + far, second.to(dtype), mask=inside)
+    dtype = at.dtype.element_ty
+    if INTERLEAVED:
+        col = tl.arange(0, 2 * BLOCK)[None, :]
+        both = tl.reshape(tl.join(first.to(dtype), second.to(dtype)), (ROWS, 2 * BLOCK))
+        tl.store(at + col, both, mask=live & (col < 2 * SIDE))
+    else:
+        col = tl.arange(0, BLOCK)[None, :]
+        inside = live & (col < SIDE)
+        tl.store(at + col, first.to(dtype), mask=inside)
+        tl.store(at + SIDE + col, second.to(dtype), mask=inside)
     if DIM > 2 * SIDE:
         rest_col = 2 * SIDE + tl.arange(0, REST)[None, :]
-        tl.store(target + row + rest_col, rest.to(dtype), mask=live & (rest_col < DIM))
+        tl.store(at + rest_col, rest.to(dtype), mask=live & (rest_col < DIM))
 
 
 @triton.jit
@@ -106,12 +121,12 @@ def _gqa(
         head = tile * HEADS + lane
         c, s = _angles(cos, sin, token, SIDE, BLOCK)
         first, second, rest = _norm_rope(
-            source, head * DIM, head < Q, q_weight, eps, c, s,
-            DIM, SIDE, BLOCK, REST, INTERLEAVED, NORM,
+            source + head * DIM, head < Q, q_weight, eps, c, s,
+            DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED, NORM,
         )  # fmt: skip
         target = q_out + token * (Q * DIM)
-        _put(target, head * DIM, head < Q, first, second, rest,
-             DIM, SIDE, BLOCK, REST, INTERLEAVED)  # fmt: skip
+        _put(target + head * DIM, head < Q, first, second, rest,
+             DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED)  # fmt: skip
     else:
         slot = tl.load(slots + token)
         stored = slot >= 0
@@ -121,17 +136,17 @@ def _gqa(
             head = (tile - q_tiles) * HEADS + lane
             c, s = _angles(cos, sin, token, SIDE, BLOCK)
             first, second, rest = _norm_rope(
-                source, (Q + head) * DIM, head < KV, k_weight, eps, c, s,
-                DIM, SIDE, BLOCK, REST, INTERLEAVED, NORM,
+                source + (Q + head) * DIM, head < KV, k_weight, eps, c, s,
+                DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED, NORM,
             )  # fmt: skip
             target = k_out + token * (KV * DIM)
-            _put(target, head * DIM, head < KV, first, second, rest,
-                 DIM, SIDE, BLOCK, REST, INTERLEAVED)  # fmt: skip
+            _put(target + head * DIM, head < KV, first, second, rest,
+                 DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED)  # fmt: skip
             # Rounded to the compute dtype first: what is stored is what k_out holds.
             target = key + page * key_page + offset * key_offset
             dtype = k_out.dtype.element_ty
-            _put(target, head * key_head, (head < KV) & stored, first.to(dtype),
-                 second.to(dtype), rest, DIM, SIDE, BLOCK, REST, INTERLEAVED)  # fmt: skip
+            _put(target + head * key_head, (head < KV) & stored, first.to(dtype),
+                 second.to(dtype), rest, DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED)  # fmt: skip
         else:
             head = (tile - q_tiles - kv_tiles) * HEADS + lane
             col = tl.arange(0, WIDE)[None, :]
@@ -184,67 +199,76 @@ def gqa_heads(
     return q, k, v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _mla(
-    q, kv, key, slots, cos, sin, weight, eps, q_stride, kv_stride, key_page, key_offset,
+    q, kv, key, slots, cos, sin, weight, eps, tokens, q_stride, kv_stride, key_page, key_offset,
     HEADS: tl.constexpr, NOPE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    RANK: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr,
+    PAGE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
-    c, s = _angles(cos, sin, token, SIDE, BLOCK)
-    if tile > 0:
-        head = (tile - 1) * TILE + tl.arange(0, TILE)[:, None]
-        _turn(q + token * q_stride, head * (NOPE + 2 * SIDE) + NOPE, head < HEADS, c, s,
-              SIDE, BLOCK, INTERLEAVED)  # fmt: skip
+    if tl.program_id(1) > 0:
+        _turn(q, cos, sin, tokens, q_stride, HEADS, NOPE, SIDE, BLOCK, TILE, TOKENS, INTERLEAVED)
     else:
-        slot = tl.load(slots + token)
-        stored = slot >= 0
-        slot = tl.where(stored, slot, 0).to(tl.int64)
-        target = key + slot // PAGE * key_page + slot % PAGE * key_offset
-        _latent(kv + token * kv_stride, target, stored, weight, eps, c, s,
-                SIDE, BLOCK, RANK, WIDE, INTERLEAVED)  # fmt: skip
+        _latents(kv, key, slots, cos, sin, weight, eps, tokens, kv_stride, key_page, key_offset,
+                 SIDE, BLOCK, RANK, WIDE, TOKENS, PAGE, INTERLEAVED)  # fmt: skip
 
 
 @triton.jit
 def _turn(
-    source, row, live, c, s, SIDE: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr
-):
-    """Rotate heads in place."""
+    q, cos, sin, tokens, q_stride,
+    HEADS: tl.constexpr, NOPE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, TOKENS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Rotate a tile of heads of some tokens in place."""
+    row = tl.arange(0, TOKENS * TILE)[:, None]
+    token = tl.program_id(0) * TOKENS + row // TILE
+    head = (tl.program_id(1) - 1) * TILE + row % TILE
+    live = (token < tokens) & (head < HEADS)
+    token = tl.where(live, token, 0).to(tl.int64)
+    c, s = _angles(cos, sin, token, SIDE, BLOCK)
+    at = q + token * q_stride + head * (NOPE + 2 * SIDE) + NOPE
     first, second, rest = _norm_rope(
-        source, row, live, source, 0.0, c, s, 2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False
+        at, live, q, 0.0, c, s, 2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS * TILE, INTERLEAVED, False
     )
-    _put(source, row, live, first, second, rest, 2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)
+    _put(at, live, first, second, rest, 2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS * TILE, INTERLEAVED)
 
 
 @triton.jit
-def _latent(
-    source, target, stored, weight, eps, c, s,
+def _latents(
+    kv, key, slots, cos, sin, weight, eps, tokens, kv_stride, key_page, key_offset,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    TOKENS: tl.constexpr, PAGE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Norm the latent and rotate the key behind it, in place and into the page."""
-    row = tl.zeros([1, 1], tl.int32)
-    col = row + tl.arange(0, WIDE)[None, :]
-    inside = col < RANK
+    """Norm some tokens' latents and rotate the keys behind them, in place and into the pages."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    live = token < tokens
+    token = tl.where(live, token, 0).to(tl.int64)
+    slot = tl.load(slots + token, mask=live, other=-1)
+    stored = slot >= 0
+    slot = tl.where(stored, slot, 0).to(tl.int64)
+    source = kv + token * kv_stride
+    target = key + slot // PAGE * key_page + slot % PAGE * key_offset
+    # Everything is loaded before anything is stored: the compiler keeps their order.
+    col = tl.arange(0, WIDE)[None, :]
+    inside = live & (col < RANK)
     latent = tl.load(source + col, mask=inside, other=0.0)
-    wide = latent.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 1) / RANK + eps)[:, None]
-    latent = _scaled(latent, scale, weight, col, inside)
-    tl.store(source + col, latent, mask=inside)
-    tl.store(target + col, latent.to(target.dtype.element_ty), mask=inside & stored)
-    live = row == 0
+    w = tl.load(weight + col, mask=col < RANK, other=0.0)
+    c, s = _angles(cos, sin, token, SIDE, BLOCK)
     first, second, rest = _norm_rope(
-        source, row + RANK, live, weight, eps, c, s,
-        2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED, False,
+        source + RANK, live, weight, eps, c, s,
+        2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS, INTERLEAVED, False,
     )  # fmt: skip
     # Rounded to the compute dtype first: what is stored is what attention gets.
     turned, other = first.to(latent.dtype), second.to(latent.dtype)
-    _put(source, row + RANK, live, turned, other, rest,
-         2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
-    _put(target, row + RANK, live & stored, turned, other, rest,
-         2 * SIDE, SIDE, BLOCK, BLOCK, INTERLEAVED)  # fmt: skip
+    wide = latent.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / RANK + eps)[:, None]
+    latent = _scaled(latent, scale, w)
+    tl.store(source + col, latent, mask=inside)
+    tl.store(target + col, latent.to(target.dtype.element_ty), mask=inside & stored)
+    _put(source + RANK, live, turned, other, rest,
+         2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS, INTERLEAVED)  # fmt: skip
+    _put(target + RANK, live & stored, turned, other, rest,
+         2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS, INTERLEAVED)  # fmt: skip
 
 
 def mla_heads(
@@ -265,11 +289,18 @@ def mla_heads(
     if tokens == 0:
         return q, kv
     tile = min(16, triton.next_power_of_2(heads))
-    _mla[(tokens, 1 + triton.cdiv(heads, tile))](
-        q, kv, pages, slots, cos, sin, weight, eps, q.stride(0), kv.stride(0),
+    many = mla_tokens(tokens)
+    _mla[(triton.cdiv(tokens, many), 1 + triton.cdiv(heads, tile))](
+        q, kv, pages, slots, cos, sin, weight, eps, tokens, q.stride(0), kv.stride(0),
         pages.stride(0), pages.stride(1),
         HEADS=heads, NOPE=width - 2 * side, SIDE=side, BLOCK=triton.next_power_of_2(side),
-        RANK=rank, WIDE=triton.next_power_of_2(rank), TILE=tile, PAGE=pages.shape[1],
-        INTERLEAVED=interleaved, num_warps=4,
+        RANK=rank, WIDE=triton.next_power_of_2(rank), TILE=tile, TOKENS=many,
+        PAGE=pages.shape[1], INTERLEAVED=interleaved, num_warps=4,
     )  # fmt: skip
     return q, kv
+
+
+def mla_tokens(tokens: int) -> int:
+    """Tokens of a program: several where there are programs enough, so that each thread has
+    several 16-byte accesses under way."""
+    return 4 if tokens >= 1024 else 2 if tokens >= 256 else 1

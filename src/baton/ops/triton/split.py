@@ -6,7 +6,8 @@ so one 64K sequence among fifteen of 4K costs what its bytes cost and no more (a
 splits per sequence leaves most programs waiting for the longest). Only `bounds` is stored: every
 program finds its own segments, and the combiner finds who wrote what, by arithmetic:
 
-- program p owns units [p * per, (p + 1) * per), per = ceil(units / C);
+- program p owns units [p * per, (p + 1) * per), per = max(ceil(units / C), least): with a
+  `least` of more than one, a short line goes to fewer programs;
 - it meets at most one segment that began in an earlier program (partial slot 2p) and at most one
   that goes on in the next (slot 2p + 1, or 2p when it is both); all others are complete and go
   straight to the output.
@@ -41,12 +42,18 @@ def _map_kernel(positions, rows, lengths, bounds, batch, blocks, TILE: tl.conste
 
 
 @triton.jit
-def owned(bounds, batch):
-    """This program's units `[first, last)` of the line, and the units per program."""
+def share(units, programs, LEAST: tl.constexpr):
+    """Consecutive units of one program."""
+    return tl.maximum(tl.cdiv(units, programs), LEAST)
+
+
+@triton.jit
+def owned(bounds, batch, LEAST: tl.constexpr):
+    """This program's units `[first, last)` of the line."""
     units = tl.load(bounds + batch)
-    per = tl.maximum(tl.cdiv(units, tl.num_programs(0)), 1)
+    per = share(units, tl.num_programs(0), LEAST)
     first = tl.program_id(0) * per
-    return first, tl.minimum(first + per, units), per
+    return first, tl.minimum(first + per, units)
 
 
 @triton.jit
@@ -58,59 +65,63 @@ def sequence_of(unit, bounds, batch, B_PAD: tl.constexpr):
     return tl.sum((ends <= unit).to(tl.int32), 0)
 
 
+@triton.jit
+def _slot(start, i, STATIC: tl.constexpr):
+    """Where piece `i` of a sequence lies: the first one begins it, the others continue it."""
+    if STATIC > 0:
+        return start + i
+    else:
+        return start + 2 * i - (i > 0).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["batch", "programs"])
 def _combine_kernel(
     part, part_lse, lengths, bounds, out, lse, batch, programs,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, TILE: tl.constexpr, S_BLOCK: tl.constexpr, STATIC: tl.constexpr,
+    COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr,
+    LEAST: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """One program per (sequence, query head): the log-sum-exp weighted mean of its partials
-    (`part [slots, R, D]`, base-2 `part_lse [slots, R]`). Leaves what is complete alone."""
+    """One program per (sequence, query head, block of columns): the log-sum-exp weighted mean of
+    the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`). Leaves what is complete
+    alone. `PIECES` partials are loaded at once and `STAGES` times as many are on their way (as
+    asynchronous copies; plain loads would be put one behind the other to save registers)."""
     b, head = tl.program_id(0), tl.program_id(1)
     block, r = head // BLOCK_HEADS, head % BLOCK_HEADS
     tiles = tl.cdiv(tl.load(lengths + b), TILE)
-    d = tl.arange(0, D_PAD)
+    d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (b * heads + head).to(tl.int64)
     if tiles == 0:
-        tl.store(out + row * D + d, tl.zeros([D_PAD], out.dtype.element_ty), d < D)
+        tl.store(out + row * D + d, tl.zeros([COLUMNS], out.dtype.element_ty), d < D)
         tl.store(lse + row, float("-inf"))
     else:
         if STATIC > 0:
-            slot0 = (b * (heads // BLOCK_HEADS) + block) * STATIC
             count = tl.cdiv(tiles, tl.cdiv(tiles, STATIC))
-            step = 1
-            start = slot0
+            start = (b * (heads // BLOCK_HEADS) + block) * STATIC
         else:
-            units = tl.load(bounds + batch)
-            per = tl.maximum(tl.cdiv(units, programs), 1)
+            per = share(tl.load(bounds + batch), programs, LEAST)
             first = tl.load(bounds + b) + block * tiles
             p0 = first // per
             count = (first + tiles - 1) // per - p0 + 1
-            step = 2
-            start = 2 * p0 + 1  # the first piece begins the sequence, the others continue it
+            start = 2 * p0 + 1
         if count > 1 or STATIC > 0:
             top = float("-inf")
             total = 0.0
-            acc = tl.zeros([D_PAD], tl.float32)
-            for base in range(0, count, S_BLOCK):
-                i = base + tl.arange(0, S_BLOCK)
-                slot = (start + i * step).to(tl.int64)
-                if STATIC == 0:
-                    slot -= (i > 0).to(tl.int64)
-                piece = tl.load(part_lse + slot * R + r, i < count, float("-inf"))
+            acc = tl.zeros([COLUMNS], tl.float32)
+            for base in tl.range(0, count, PIECES, num_stages=STAGES):
+                i = base + tl.arange(0, PIECES)
+                slot = _slot(start, i, STATIC) * R + r
+                at = part + slot.to(tl.int64)[:, None] * D + d[None, :]
+                value = tl.load(at, (i < count)[:, None] & (d < D)[None, :], 0.0)
+                piece = tl.load(part_lse + slot, i < count, float("-inf"))
                 new_top = tl.maximum(top, tl.max(piece, 0))
                 weight = tl.exp2(piece - new_top)
                 old = tl.exp2(top - new_top)
-                value = tl.load(
-                    part + (slot * R + r)[:, None] * D + d[None, :],
-                    (i < count)[:, None] & (d < D)[None, :],
-                    0.0,
-                )
                 acc = acc * old + tl.sum(value * weight[:, None], 0)
                 total = total * old + tl.sum(weight, 0)
                 top = new_top
             tl.store(out + row * D + d, (acc / total).to(out.dtype.element_ty), d < D)
-            tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
+            if tl.program_id(2) == 0:
+                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
 
 
 def padded_batch(batch: int) -> int:
@@ -125,16 +136,22 @@ class TaskMap:
     lengths: int32 [B], tokens of each sequence, its newest included.
     bounds: int32 [B + 1], first unit of each sequence; the last is the number of units.
     tile: tokens of a unit. blocks: head blocks of a sequence.
+    least: units of a program, at least.
     """
 
     lengths: torch.Tensor
     bounds: torch.Tensor
     tile: int
     blocks: int
+    least: int
 
 
 def task_map(
-    positions: torch.Tensor, tile: int, blocks: int, rows: torch.Tensor | None = None
+    positions: torch.Tensor,
+    tile: int,
+    blocks: int,
+    rows: torch.Tensor | None = None,
+    least: int = 1,
 ) -> TaskMap:
     """Shares for decode rows whose newest tokens are at `positions` (int64 `[T]`; -1: no tokens).
 
@@ -147,7 +164,7 @@ def task_map(
         positions, positions if rows is None else rows, lengths, bounds, batch, blocks,
         TILE=tile, B_PAD=padded_batch(batch), ROWS=rows is not None, num_warps=4,
     )  # fmt: skip
-    return TaskMap(lengths, bounds, tile, blocks)
+    return TaskMap(lengths, bounds, tile, blocks, least)
 
 
 @dataclass(frozen=True)
@@ -178,9 +195,19 @@ def combine(
     Bytes: the partials once; rows that were not split cost a launch and three loads.
     """
     batch, heads, dim = out.shape
-    _combine_kernel[(batch, heads)](
+    columns, pieces, stages = combine_shape(batch * heads, dim)
+    _combine_kernel[(batch, heads, triton.cdiv(dim, columns))](
         space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch, programs,
         heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim,
-        D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, S_BLOCK=16, STATIC=static,
-        num_warps=4,
+        COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile, LEAST=shares.least,
+        STATIC=static, num_warps=4,
     )  # fmt: skip
+
+
+def combine_shape(rows: int, dim: int) -> tuple[int, int, int]:
+    """Columns of a program of `combine`, partials that it loads at once (8 KB of them) and
+    pipeline stages. Few rows are cut up until there are some programs per multiprocessor."""
+    columns = int(triton.next_power_of_2(dim))
+    while columns > 64 and rows * triton.cdiv(dim, columns) <= 512:
+        columns //= 2
+    return columns, 2048 // columns, 3

@@ -1,0 +1,65 @@
+"""Compiles the Triton kernels of a piece of code all at once, before it runs for the first time.
+
+Triton compiles a kernel when it is launched and the launch waits for it, so a first step costs the
+sum of its kernels. Most of a compilation is outside Python's lock, in LLVM and `ptxas`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from baton.ops.dispatch import has_triton
+
+_THREADS = 16
+
+
+class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """New tensors are zeros: what a kernel that did not run leaves may be used as an index."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if "empty" in func.__name__:
+            out.zero_()
+        return out
+
+
+@contextmanager
+def precompiling() -> Iterator[None]:
+    """Inside, no Triton kernel runs: those not known yet are compiled by other threads, and
+    everything else computes on zeros in their place. At the end all are ready.
+
+    For one thread only: launches of all threads are held back.
+    """
+    if not has_triton():
+        yield
+        return
+    import triton
+
+    launch = triton.JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **kwargs)
+
+    class Compiling(triton.AsyncCompileMode):  # type: ignore[misc]
+        def submit(self, key: str, compile_fn: Any, finalize_fn: Callable[[Any], None]) -> Any:
+            known = key in self.future_kernels
+            kernel = super().submit(key, compile_fn, finalize_fn)
+            if not known:  # found at once by the next launch, instead of being keyed again
+                finalize_fn(kernel)
+            return kernel
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool, Compiling(pool):
+        triton.JITFunction.run = compile_only
+        try:
+            with _Zeros():  # type: ignore[no-untyped-call]
+                yield
+        finally:
+            triton.JITFunction.run = launch
