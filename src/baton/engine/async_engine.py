@@ -47,6 +47,7 @@ from baton.engine.messages import (
     StatsReply,
 )
 from baton.engine.output import Answers, fan_out
+from baton.engine.threads import in_daemon_async
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")
@@ -130,13 +131,17 @@ class AsyncEngine:
             ConfigError, ModelError, FingerprintMismatch: as found by the engine process.
         """
         engine = cls(options)
-        source = await asyncio.to_thread(find_source, options)
-        tokenizer = asyncio.create_task(asyncio.to_thread(tokenizer_of, options, source))
+        source = await in_daemon_async(lambda: find_source(options))
+        tokenizer = in_daemon_async(lambda: tokenizer_of(options, source))
         try:
             engine._child, engine.info = await _launch(options)
-            engine.tokenizer = await tokenizer
         except BaseException:
             tokenizer.cancel()
+            raise
+        try:
+            engine.tokenizer = await tokenizer
+        except BaseException:
+            engine._child.kill()
             raise
         engine.state = "ready"
         engine._supervisor = asyncio.create_task(engine._supervise())
@@ -291,33 +296,44 @@ class AsyncEngine:
 
     async def _supervise(self) -> None:
         """Read the engine's messages until it dies; then start it again, or give up."""
-        while True:
+        while self.state != "dead":
             fatal = await self._read_until_death()
             died = f"the engine process died ({fatal or self._child.how_it_ended()})"
-            now = time.monotonic()
-            self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW] + [now]
-            hopeless = len(self._restarts) > MAX_RESTARTS
-            again = "" if hopeless else "; it is being restarted, try again shortly"
-            self.state = "dead" if hopeless else "restarting"
-            self._reason = died + again
-            log.error("%s", self._reason)
-            self._fail_all(Unavailable(self._reason, retry_after=10.0))
-            await self._child.stop()
-            if hopeless:
-                log.error("giving up after %d restarts; restart the server", MAX_RESTARTS)
-                return
-            try:
-                self._child, self.info = await _launch(self.options)
-            except BatonError as error:
-                self.state, self._reason = "dead", f"{died}; it does not start again: {error}"
-                log.error("%s", self._reason)
-                return
-            self.state = "ready"
-            log.info("the engine process is back")
+            self._child.kill()
+            while self._note_death(died):
+                try:
+                    self._child, self.info = await _launch(self.options)
+                except (Unavailable, OSError) as error:  # it may go better next time
+                    died = str(error)
+                except Exception as error:
+                    self.state, self._reason = "dead", f"{died}; it does not start again: {error}"
+                    log.error("%s", self._reason)
+                    return
+                else:
+                    self.state = "ready"
+                    log.info("the engine process is back")
+                    break
+
+    def _note_death(self, died: str) -> bool:
+        """Fail what is open; True if the engine is to be started again."""
+        now = time.monotonic()
+        self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW] + [now]
+        hopeless = len(self._restarts) > MAX_RESTARTS
+        again = "" if hopeless else "; it is being restarted, try again shortly"
+        self.state = "dead" if hopeless else "restarting"
+        self._reason = died + again
+        log.error("%s", self._reason)
+        self._fail_all(Unavailable(self._reason, retry_after=10.0))
+        if hopeless:
+            log.error("giving up after %d restarts; restart the server", MAX_RESTARTS)
+        return not hopeless
 
     async def _read_until_death(self) -> str | None:
         while True:
-            message = await self._child.receive()
+            try:
+                message = await self._child.receive()
+            except msgspec.MsgspecError as error:  # a message that we cannot read: start afresh
+                return f"it sent what is no message: {error}"
             if message is None or isinstance(message, Fatal):
                 return message.message if message is not None else None
             try:
@@ -382,11 +398,11 @@ async def _launch(options: EngineOptions) -> tuple[EngineChild, EngineInfo]:
     try:
         message = await child.receive()
     except BaseException:
-        await child.stop()
+        child.kill()
         raise
     if isinstance(message, EngineInfo):
         return child, message
-    await child.stop()
+    child.kill()
     if not isinstance(message, Fatal):
         raise Unavailable(f"the engine process ended while starting ({child.how_it_ended()})")
     raise message.error()

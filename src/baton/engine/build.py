@@ -36,13 +36,14 @@ from baton.models.source import (
 )
 from baton.models.tokenizer import Tokenizer, load_tokenizer
 from baton.ops.host import keep_freed_memory
-from baton.parallel.group import ShapeGroup, make_group
+from baton.parallel.group import LocalGroup, ProcessGroup, ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
 from baton.runner.runner import Runner
 from baton.scheduler.cost import BytesModel, CostModel, Features, pairs
 from baton.scheduler.scheduler import Scheduler
 
 log = get_logger("engine")
+Group = LocalGroup | ProcessGroup
 
 
 @dataclass
@@ -116,20 +117,31 @@ def tokenizer_of(options: EngineOptions, source: ModelSource) -> Tokenizer | Non
 
 
 def build_rank(
-    prepared: Prepared, rank: int, size: int, rendezvous: str, *, tokenizer: str
+    prepared: Prepared,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    *,
+    tokenizer: str,
+    meet: Callable[[Callable[[], Group]], Group] | None = None,
 ) -> Built:
     """Load one rank: weights, KV pages, runner.
 
     Args:
         rendezvous: torch.distributed init method; not used when `size` is 1.
         tokenizer: digest of the tokenizer, "" without one.
+        meet: calls what joins the group of all ranks, which waits for every one of them.
     """
     config = prepared.config
     device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
     torch.set_num_threads(config.threads)
     if device.type == "cpu":
         keep_freed_memory()
-    group = make_group(rank, size, rendezvous, device)
+
+    def join() -> Group:
+        return make_group(rank, size, rendezvous, device)
+
+    group = join() if meet is None else meet(join)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
     _load(model, prepared, show=rank == 0)
@@ -170,19 +182,24 @@ def build_rank(
 
 
 def build_core(
-    prepared: Prepared, tokenizer: Tokenizer | None = None
+    prepared: Prepared, tokenizer: Tokenizer | None = None, folder: str | None = None
 ) -> tuple[EngineCore, Fingerprint]:
     """Every rank loaded and agreed, step costs measured, ready for requests.
 
+    Args:
+        folder: where ranks meet; the system's folder for temporary files unless given.
+
     Raises:
+        Unavailable: another rank ended, for a reason that it logged.
         FingerprintMismatch: a rank, or `--expect-fingerprint`, differs.
     """
     options, size = prepared.options, prepared.config.tensor_parallel_size
     digest = "" if tokenizer is None else tokenizer.digest
-    ranks = Ranks(options, digest, size) if size > 1 else None
+    ranks = Ranks(options, digest, size, folder) if size > 1 else None
     try:
         rendezvous = ranks.rendezvous if ranks is not None else ""
-        built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
+        meet = None if ranks is None else ranks.while_alive
+        built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest, meet=meet)
         if options.expect_fingerprint is not None:
             built.fingerprint.require(parse_expected(options.expect_fingerprint))
         if ranks is not None:
@@ -200,7 +217,11 @@ def build_core(
         config.prefix_caching,
         track_freed=env.DEBUG.get(),
     )
-    cost = measure_cost(config, executor)
+    try:
+        cost = measure_cost(config, executor)
+    except BaseException:
+        executor.close()
+        raise
     log.info("fingerprint %s", built.fingerprint.digest)
     return EngineCore(config, Scheduler(config, kv, cost), executor), built.fingerprint
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from baton.engine.executor import package_path
+from baton.engine.executor import how_it_ended, package_path
 from baton.engine.messages import FromEngine, Stop, ToEngine
+from baton.engine.threads import in_daemon_async
 
 
 class EngineChild:
@@ -36,10 +38,11 @@ class EngineChild:
             env=dict(os.environ, PYTHONPATH=package_path()),
             start_new_session=True,  # Ctrl-C reaches the server only, which then drains
         )
+        self._death = in_daemon_async(self._process.wait)
         assert self._process.stdin is not None
-        self._process.stdin.write(options + b"\n")
-        self._process.stdin.flush()  # stays open: its end tells the engine that we are gone
-        self._death = asyncio.create_task(asyncio.to_thread(self._process.wait))
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: receive() will say so
+            self._process.stdin.write(options + b"\n")
+            self._process.stdin.flush()  # stays open: its end tells the engine that we are gone
 
     @property
     def pid(self) -> int:
@@ -53,7 +56,8 @@ class EngineChild:
     async def receive(self) -> FromEngine | None:
         """The next message; None when the process has ended and everything it said was read."""
         receive = asyncio.ensure_future(self._inbox.recv())
-        await asyncio.wait({receive, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        both: set[asyncio.Future[Any]] = {receive, self._death}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not receive.done():
             # The process is gone; give what it sent last a moment to arrive.
             await asyncio.wait({receive}, timeout=0.2)
@@ -64,18 +68,20 @@ class EngineChild:
 
     def how_it_ended(self) -> str:
         """`"signal SIGKILL"` or `"exit code 1"`."""
-        code = self._process.poll()
-        if code is None:
-            return "still running"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return how_it_ended(self._process)
 
     async def stop(self, patience: float = 10.0) -> None:
-        """Ask the process to end, then insist."""
-        if self._process.poll() is None:
-            await self.send(Stop())
-            await asyncio.wait({self._death}, timeout=patience)
+        """Ask the process to end, then insist; at once if this is cancelled."""
+        try:
             if self._process.poll() is None:
-                self._process.kill()
-        await self._death
+                await self.send(Stop())
+                await asyncio.wait({self._death}, timeout=patience)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process now, whatever it is doing. Harmless when it has ended."""
+        if self._process.poll() is None:
+            self._process.kill()
         self._context.destroy(linger=0)
         self._folder.cleanup()

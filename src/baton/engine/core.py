@@ -75,6 +75,10 @@ class EngineCore:
             return []
         return self._commit()
 
+    def check(self) -> None:
+        """Raise Unavailable if a rank has died; `step()` finds out by itself."""
+        self.executor.check()
+
     def stats(self) -> EngineStats:
         """Counters of the scheduler plus the host time spent around steps."""
         stats = self.scheduler.stats()

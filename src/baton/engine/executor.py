@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -22,10 +24,12 @@ from baton.config.options import EngineOptions
 from baton.core.errors import Unavailable
 from baton.core.log import get_logger
 from baton.core.step import StepPlan, StepResult
+from baton.engine.threads import in_daemon
 from baton.runner.probes import Probe
 from baton.runner.runner import Runner, Ticket
 
 log = get_logger("executor")
+T = TypeVar("T")
 
 #: Message kinds to workers; the payload follows in the next frame.
 PLAN, POISON, PROBE, STOP = b"plan", b"poison", b"probe", b"stop"
@@ -34,9 +38,12 @@ PLAN, POISON, PROBE, STOP = b"plan", b"poison", b"probe", b"stop"
 class Ranks:
     """The worker processes of ranks 1 and up, and the private folder they meet in."""
 
-    def __init__(self, options: EngineOptions, tokenizer: str, size: int) -> None:
+    def __init__(
+        self, options: EngineOptions, tokenizer: str, size: int, parent: str | None
+    ) -> None:
         self.size = size
-        self.folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # mode 0700
+        prefix = "baton-ranks-" if parent is None else "ranks-"
+        self.folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)  # mode 0700
         self._context = zmq.Context()
         self._workers: list[subprocess.Popen[bytes]] = []
         self._plans: list[zmq.Socket[bytes]] = []
@@ -69,22 +76,45 @@ class Ranks:
                 ours.require(Fingerprint.from_dict(fingerprint))
                 waiting.discard(rank)
 
+    def while_alive(self, work: Callable[[], T]) -> T:
+        """Result of `work`, which meets the other ranks; Unavailable once one of them has ended,
+        for which `work` itself might wait for ever."""
+        future = in_daemon(work)
+        while True:
+            try:
+                return future.result(0.2)
+            except TimeoutError:
+                if future.done():
+                    raise
+                self.check()
+            except Exception:
+                time.sleep(0.1)  # a dead peer shows as a failed collective a moment earlier
+                self.check()
+                raise
+
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Queue a message for every worker."""
+        """Queue a message for every worker; Unavailable if one has ended."""
         for socket in self._plans:
+            while not socket.poll(
+                200, zmq.POLLOUT
+            ):  # nobody at the other end, not even to queue for
+                self.check()
             socket.send_multipart([kind, payload])
 
     def check(self) -> None:
         """Raise Unavailable if a worker has ended."""
         for rank, worker in enumerate(self._workers, start=1):
-            code = worker.poll()
-            if code is not None:
-                raise Unavailable(f"rank {rank} ended with exit code {code}; see its log above")
+            if worker.poll() is not None:
+                how = how_it_ended(worker)
+                raise Unavailable(f"rank {rank} ended with {how}; see its log above")
 
     def close(self) -> None:
-        """Ask workers to stop, then make sure that they did."""
-        with contextlib.suppress(zmq.ZMQError):
-            self.send(STOP, b"")
+        """Ask workers to stop, then make sure that they did. Harmless the second time."""
+        if self._context.closed:
+            return
+        for socket in self._plans:
+            with contextlib.suppress(zmq.ZMQError):
+                socket.send_multipart([STOP, b""], zmq.NOBLOCK)
         for worker in self._workers:
             if worker.stdin is not None:
                 worker.stdin.close()
@@ -100,11 +130,25 @@ class Ranks:
 def _spawn(arguments: list[str], payload: bytes) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "baton.engine.worker", *arguments]
     env = dict(os.environ, PYTHONPATH=package_path())
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+    worker = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        env=env,
+        start_new_session=True,  # Ctrl-C reaches rank 0 only, which decides
+    )
     assert worker.stdin is not None
-    worker.stdin.write(payload + b"\n")
-    worker.stdin.flush()  # stays open: its end tells the worker that the engine is gone
+    with contextlib.suppress(BrokenPipeError):  # it has ended already: check() will say so
+        worker.stdin.write(payload + b"\n")
+        worker.stdin.flush()  # stays open: its end tells the worker that the engine is gone
     return worker
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """`"signal SIGKILL"` or `"exit code 1"`."""
+    code = process.poll()
+    if code is None:
+        return "still running"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def package_path() -> str:
@@ -153,7 +197,13 @@ class Executor:
         if self._ranks is not None:
             body = msgspec.msgpack.encode((probe.seqs, probe.chunk, probe.context))
             self._ranks.send(PROBE, body)
+            return self._ranks.while_alive(lambda: self.runner.probe(probe))
         return self.runner.probe(probe)
+
+    def check(self) -> None:
+        """Unavailable if a rank has died."""
+        if self._ranks is not None:
+            self._ranks.check()
 
     def close(self) -> None:
         """Stop all ranks; frees the device."""

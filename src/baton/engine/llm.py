@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -11,18 +12,20 @@ from typing import Any, cast
 import torch
 
 from baton.config.options import EngineOptions
-from baton.core.errors import RequestError, RequestFailed
+from baton.core.errors import RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.output import Answers, fan_out, merge
+from baton.engine.threads import Interrupts
 
 Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A model ready to answer, with the same engine the server runs.
+    """A model ready to answer, with the same engine the server runs. Calls from several threads
+    take turns.
 
     Args:
         model: folder, GGUF file, hub id or embedded name.
@@ -41,6 +44,8 @@ class LLM:
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
         self.config = self.core.config
         self._ids = itertools.count()
+        self._ended = ""
+        self._lock = threading.Lock()
 
     def generate(
         self,
@@ -103,6 +108,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the device and end worker processes."""
+        self._ended = self._ended or "this LLM has been closed"
         self.core.close()
 
     def __enter__(self) -> LLM:
@@ -132,6 +138,20 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
         """Feed the engine as its queue allows and step it until every answer is complete."""
+        # one call at a time; and a step that is cut in half cannot be gone on from
+        with self._lock, Interrupts() as interrupts:
+            if self._ended:
+                raise Unavailable(self._ended)
+            return self._steps(pending, cache_salt, score, progress, interrupts)
+
+    def _steps(
+        self,
+        pending: list[Answers],
+        cache_salt: str,
+        score: bool,
+        progress: Callable[[int, int], None] | None,
+        interrupts: Interrupts,
+    ) -> list[Output]:
         owners: dict[str, int] = {}
         results: list[Output | None] = [None] * len(pending)
         waiting = iter(enumerate(pending))
@@ -144,6 +164,7 @@ class LLM:
                     self._add(answers, cache_salt, score)
                     owners |= dict.fromkeys(answers.children, index)
                     upcoming = next(waiting, None)
+                interrupts.check()
                 for out in self.core.step():
                     index = owners.get(out.request_id, -1)
                     if index < 0:
@@ -159,10 +180,13 @@ class LLM:
                             progress(finished, len(pending))
                     if out.finish_reason is not None or answers.aborts:
                         self._forget(answers, owners)
+        except Unavailable as error:  # a rank died
+            self._ended = str(error)
+            raise
         finally:
             for request_id in owners:
                 self.core.abort(request_id)
-            while self.core.has_work():
+            while self.core.has_work() and not self._ended:
                 self.core.step()
         return [output for output in results if output is not None]
 

@@ -67,6 +67,8 @@ class EngineProcess:
                     return
                 self._handle(core, message)
                 idle = False
+            if idle:
+                core.check()
             if core.has_work():
                 outputs = core.step()
                 if outputs:
@@ -105,13 +107,13 @@ def main() -> None:
     """Entry point of the process."""
     begin = time.monotonic()
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
-    watch_parent()
+    watch_parent(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process = EngineProcess(sys.argv[1])
     try:
         prepared = prepare(options)
-        core, fingerprint = build_core(prepared, read_tokenizer(prepared))
+        core, fingerprint = build_core(prepared, read_tokenizer(prepared), sys.argv[1])
         process.send(
             EngineInfo(
                 model=options.model.model,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 
@@ -27,12 +29,14 @@ from baton.runner.runner import Runner
 log = get_logger("worker")
 
 
-def watch_parent() -> None:
-    """End this process as soon as standard input ends."""
+def watch_parent(folder: str) -> None:
+    """End this process as soon as standard input ends. `folder` is the private one that the
+    parent made: it goes too, since a parent that was killed could not remove it."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: a thread in it may not be there at exit
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=watch, name="baton-lifeline", daemon=True).start()
@@ -42,7 +46,9 @@ def main() -> None:
     """Entry point of the process."""
     rank, size, folder, tokenizer = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
-    watch_parent()
+    watch_parent(folder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     context = zmq.Context()
     plans = context.socket(zmq.PULL)
     plans.connect(f"ipc://{folder}/{rank}")
