@@ -13,7 +13,7 @@ from rich.table import Table
 WIDTH = 100
 
 #: answers and tables; notes and errors
-out = Console(width=None if sys.stdout.isatty() else WIDTH)
+out = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH)
 errors = Console(stderr=True)
 
 
