@@ -200,3 +200,15 @@ def test_dummy_weights_need_only_a_config(tiny: Callable[[str], str], tmp_path: 
     with LLM(str(tmp_path), **options) as engine:
         again = engine.generate([PROMPT], SamplingParams(temperature=0, max_tokens=4))
     assert first[0].completions[0].token_ids == again[0].completions[0].token_ids
+
+
+def test_prompts_wait_for_room_in_the_queue(tiny: Callable[[str], str]) -> None:
+    """However many prompts and answers: only what could never be queued is refused."""
+    few = BASE | {"max_num_queued_reqs": 5, "max_num_queued_tokens": 40}
+    params = SamplingParams(max_tokens=2, n=3, seed=1, ignore_eos=True)
+    with LLM(tiny("llama"), **few) as engine:
+        outputs = engine.generate([PROMPT] * 7, params)
+        assert [len(output.completions) for output in outputs] == [3] * 7
+        with pytest.raises(RequestError, match="n=6 answers can never be queued"):
+            engine.generate([PROMPT], SamplingParams(max_tokens=2, n=6))
+        assert engine.stats().kv_pages_used == 0

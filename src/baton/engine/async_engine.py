@@ -33,7 +33,7 @@ from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.engine.build import find_source, tokenizer_of
-from baton.engine.child import EngineChild
+from baton.engine.child import EngineChild, launch
 from baton.engine.messages import (
     Abort,
     Accepted,
@@ -134,7 +134,7 @@ class AsyncEngine:
         source = await in_daemon_async(lambda: find_source(options))
         tokenizer = in_daemon_async(lambda: tokenizer_of(options, source))
         try:
-            engine._child, engine.info = await _launch(options)
+            engine._child, engine.info = await launch(options)
         except BaseException:
             tokenizer.cancel()
             raise
@@ -302,7 +302,7 @@ class AsyncEngine:
             self._child.kill()
             while self._note_death(died):
                 try:
-                    self._child, self.info = await _launch(self.options)
+                    self._child, self.info = await launch(self.options)
                 except (Unavailable, OSError) as error:  # it may go better next time
                     died = str(error)
                 except Exception as error:
@@ -390,19 +390,3 @@ class AsyncEngine:
                 self._streams.pop(out.request_id, None)
         if aborts:
             await self._child.send(Abort(aborts))
-
-
-async def _launch(options: EngineOptions) -> tuple[EngineChild, EngineInfo]:
-    """Start an engine process and wait for its first message."""
-    child = EngineChild(msgspec.json.encode(options))
-    try:
-        message = await child.receive()
-    except BaseException:
-        child.kill()
-        raise
-    if isinstance(message, EngineInfo):
-        return child, message
-    child.kill()
-    if not isinstance(message, Fatal):
-        raise Unavailable(f"the engine process ended while starting ({child.how_it_ended()})")
-    raise message.error()

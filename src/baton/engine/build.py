@@ -83,6 +83,8 @@ def prepare(options: EngineOptions) -> Prepared:
     Raises:
         ConfigError, ModelError: naming the flag or the file at fault.
     """
+    if options.expect_fingerprint is not None:
+        parse_expected(options.expect_fingerprint)  # wrong ones show before anything is loaded
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
     size = options.parallel.tensor_parallel_size

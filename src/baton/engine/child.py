@@ -14,8 +14,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from baton.config.options import EngineOptions
+from baton.core.errors import Unavailable
 from baton.engine.executor import how_it_ended, package_path
-from baton.engine.messages import FromEngine, Stop, ToEngine
+from baton.engine.messages import EngineInfo, Fatal, FromEngine, Stop, ToEngine
 from baton.engine.threads import in_daemon_async
 
 
@@ -85,3 +87,24 @@ class EngineChild:
             self._process.kill()
         self._context.destroy(linger=0)
         self._folder.cleanup()
+
+
+async def launch(options: EngineOptions) -> tuple[EngineChild, EngineInfo]:
+    """Start an engine process and wait for its first message.
+
+    Raises:
+        Unavailable: it ended without one.
+        ConfigError, ModelError, FingerprintMismatch: it says that it cannot start.
+    """
+    child = EngineChild(msgspec.json.encode(options))
+    try:
+        message = await child.receive()
+    except BaseException:
+        child.kill()
+        raise
+    if isinstance(message, EngineInfo):
+        return child, message
+    child.kill()
+    if not isinstance(message, Fatal):
+        raise Unavailable(f"the engine process ended while starting ({child.how_it_ended()})")
+    raise message.error()

@@ -9,7 +9,7 @@ import torch
 
 from baton.config.engine import EngineConfig
 from baton.core import env
-from baton.core.errors import Unavailable
+from baton.core.errors import BatonError, RequestError, Unavailable
 from baton.core.log import get_logger
 from baton.core.request import Request, TokenOutput
 from baton.core.stats import EngineStats
@@ -44,9 +44,33 @@ class EngineCore:
         """The page account."""
         return self.scheduler.kv
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, sibling: bool = False) -> None:
         """Queue a request; RequestError or QueueFull if it is not acceptable."""
-        self.scheduler.add(request)
+        self.scheduler.add(request, sibling=sibling)
+
+    def add_all(self, requests: list[Request]) -> None:
+        """Queue the answers of one prompt together, or none of them.
+
+        Raises:
+            RequestError: one is not acceptable, or they are more than may ever wait.
+            QueueFull: there is no room for all of them now.
+        """
+        most = self.config.max_num_queued_reqs
+        if len(requests) > most:
+            raise RequestError(
+                f"n={len(requests)} answers can never be queued together: at most {most} "
+                "requests may wait (max_num_queued_reqs)",
+                param="n",
+            )
+        added: list[str] = []
+        try:
+            for request in requests:
+                self.add(request, sibling=bool(added))
+                added.append(request.request_id)
+        except BatonError:
+            for request_id in added:
+                self.abort(request_id)
+            raise
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its pages are free once no step in flight reads them."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from baton.config.options import EngineOptions
-from baton.core.errors import RequestError, RequestFailed, Unavailable
+from baton.core.errors import QueueFull, RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
@@ -159,9 +159,10 @@ class LLM:
         try:
             upcoming = next(waiting, None)
             while upcoming is not None or owners:
-                while upcoming is not None and len(owners) < self.config.max_num_queued_reqs:
+                while upcoming is not None:
                     index, answers = upcoming
-                    self._add(answers, cache_salt, score)
+                    if not self._add(answers, cache_salt, score):
+                        break
                     owners |= dict.fromkeys(answers.children, index)
                     upcoming = next(waiting, None)
                 interrupts.check()
@@ -190,8 +191,9 @@ class LLM:
                 self.core.step()
         return [output for output in results if output is not None]
 
-    def _add(self, answers: Answers, cache_salt: str, score: bool) -> None:
-        for request in fan_out(
+    def _add(self, answers: Answers, cache_salt: str, score: bool) -> bool:
+        """Queue a prompt; False when that must wait for others to be computed."""
+        requests = fan_out(
             answers.request_id,
             answers.prompt,
             answers.sampling,
@@ -199,8 +201,14 @@ class LLM:
             cache_salt=cache_salt,
             arrival=time.monotonic(),
             score=score,
-        ):
-            self.core.add(request)
+        )
+        try:
+            self.core.add_all(requests)
+        except QueueFull:
+            if not self.core.has_work():
+                raise
+            return False
+        return True
 
     def _forget(self, answers: Answers, owners: dict[str, int]) -> None:
         for request_id in answers.aborts:

@@ -85,14 +85,9 @@ class EngineProcess:
 
     def _add(self, core: EngineCore, message: Add) -> None:
         first = message.requests[0].request_id
-        added: list[str] = []
         try:
-            for request in message.requests:
-                core.add(request)
-                added.append(request.request_id)
+            core.add_all(message.requests)
         except BatonError as error:
-            for request_id in added:
-                core.abort(request_id)
             if isinstance(error, RequestError):
                 reply = Rejected(first, "request", str(error), error.param, error.code)
             else:

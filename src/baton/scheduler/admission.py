@@ -58,16 +58,17 @@ class Admission:
             )
         return min(limit, room)
 
-    def make_room(self, uncached: int) -> None:
+    def make_room(self, uncached: int, *, sibling: bool = False) -> None:
         """Raise QueueFull unless a request with `uncached` prompt tokens may wait.
 
-        A request that is the only one waiting is never refused for its length.
+        A request that is the only one waiting is never refused for its length, nor is another
+        answer to its prompt (`sibling`).
         """
         waiting, tokens = len(self._queue), self._queue.tokens
         most, most_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
         if waiting >= most:
             problem = f"{waiting} requests are waiting, at most {most} may"
-        elif waiting and tokens + uncached > most_tokens:
+        elif waiting and not sibling and tokens + uncached > most_tokens:
             problem = (
                 f"{tokens} uncached prompt tokens are waiting; {uncached} more would exceed "
                 f"{most_tokens}"

@@ -60,8 +60,8 @@ class Scheduler:
 
     # What callers do ----------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Accept a request.
+    def add(self, request: Request, *, sibling: bool = False) -> None:
+        """Accept a request; `sibling`: another answer to the prompt of the one before.
 
         Raises:
             RequestError: it can never run, or its id is in use.
@@ -70,7 +70,7 @@ class Scheduler:
         try:
             sequence = self._sequence(request)
             uncached = self._planner.uncached(sequence)
-            self._admission.make_room(uncached)
+            self._admission.make_room(uncached, sibling=sibling)
         except Exception:
             self._stats.rejected += 1
             raise

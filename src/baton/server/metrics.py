@@ -110,7 +110,7 @@ class Metrics(Collector):
                 self._stats = await asyncio.wait_for(self._engine.stats(), 2.0)
         try:
             encoder, content_type = choose_encoder(accept)
-        except ValueError:  # a version that is none
+        except (ValueError, TypeError):  # a version that is none
             encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
 
