@@ -80,6 +80,20 @@ def test_a_closed_llm_says_so(tiny: Tiny) -> None:
         ids(llm)
 
 
+def test_a_device_out_of_step_with_the_host_ends_the_engine(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    for owner, name in (("slots", "apply"), ("sampler", "admit")):
+        with LLM(tiny("llama"), **OPTIONS) as llm:
+            monkeypatch.setattr(getattr(llm.core.executor.runner, owner), name, broken)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=r"out of step with the host.*on purpose"):
+                    ids(llm)
+
+
 def test_a_rank_that_ends_while_loading_stops_the_start(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +173,11 @@ def _python(code: str, *arguments: str, tmp: Path) -> subprocess.CompletedProces
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TMPDIR=str(tmp))
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, env=env)
+
+
+def test_the_api_process_does_not_load_torch(tmp_path: Path) -> None:
+    code = "import sys, baton.engine.async_engine; print('torch' in sys.modules)"
+    assert _python(code, tmp=tmp_path).stdout == "False\n"
 
 
 def test_a_second_group_in_one_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

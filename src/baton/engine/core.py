@@ -121,7 +121,10 @@ class EngineCore:
         if result.scores:
             owners = self.scheduler.rows(plan.step)
             for row, scores in result.scores.items():
-                self.scores.setdefault(owners[row][0], []).append(scores)
+                owner = owners[row]
+                if owner.start == 0:  # the first time, or again after a preemption
+                    self.scores.pop(owner.request_id, None)
+                self.scores.setdefault(owner.request_id, []).append(scores)
         outputs = self.scheduler.commit(result)
         if self._debug:
             self.scheduler.check()

@@ -96,8 +96,11 @@ class LLM:
         name = f"r{next(self._ids)}"
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         answers = Answers(name, ids[:-1], sampling, None)
-        self._run([answers], score=True)
-        return torch.cat(self.core.scores.pop(name))
+        try:
+            self._run([answers], score=True)
+            return torch.cat(self.core.scores[name])
+        finally:
+            self.core.scores.pop(name, None)
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
