@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -260,3 +261,66 @@ def test_doctor_with_a_model(capsys: pytest.CaptureFixture[str], tiny: Any) -> N
     assert report["kv"]["bytes"] == report["kv"]["tokens"] * report["kv"]["bytes_per_token"]
     assert {d["name"] for d in report["decisions"]} >= {"dtype", "num_kv_pages", "step_time"}
     assert len(report["fingerprint"]["digest"]) == 16
+
+
+@pytest.mark.parametrize(
+    "name, value", [("BATON_DEBUG", "maybe"), ("BATON_LOG_LEVEL", "loud"), ("BATON_API_KEY", "é")]
+)
+def test_bad_environment_names_the_variable(name: str, value: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.cli", "serve", "/nowhere", "--port=0"],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "BATON_DEBUG"} | {name: value},
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert name.removeprefix("BATON_").lower() in done.stderr.lower()
+
+
+def test_no_home_matters_only_where_a_cache_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    for name in ("BATON_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(capsys, "version")[0] == 0
+    code, _, said = run(capsys, "models", "list")
+    assert code == 2
+    assert "BATON_CACHE" in said
+
+
+def test_answers_that_the_terminal_cannot_show_and_no_terminal_at_all() -> None:
+    code = (
+        "import sys; from baton.cli import app\n"
+        "app.build_app = lambda: lambda **_: print('東京')\n"
+        "app.main([])"
+    )
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout == "\\u6771\\u4eac\n", done.stderr
+    closed = subprocess.run(
+        ["sh", "-c", '"$0" -m baton.cli version >&- 2>&-', sys.executable], check=False
+    )
+    assert closed.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "synthetic", "--time-scale", "nan"),
+        ("replay", "synthetic", "--time-scale", "inf"),
+        ("replay", "synthetic", "--timeout", "nan"),
+        ("replay", "synthetic", "--api-key", "é"),
+        ("chat", "--url", "http://127.0.0.1:9", "--api-key", "a\nb"),
+        ("serve", "/nowhere", "--port=0", "--host", "é..x"),
+        ("doctor", "/nowhere", "--expect-fingerprint", "junk"),
+    ],
+)
+def test_odd_values_exit_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    code, _, said = run(capsys, *arguments)
+    assert code == 2, said
+    assert said.startswith("baton: ")

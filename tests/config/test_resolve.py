@@ -156,6 +156,7 @@ def test_small_pages_are_for_cpus() -> None:
         ({"step_memory": "x"}, ["--step-memory"]),
         ({"step_memory": "0"}, ["--step-memory"]),
         ({"threads": 0}, ["--threads"]),
+        ({"threads": 100_000}, ["--threads", "1024"]),
         ({"attention_backend": "a,b,c"}, ["--attention-backend"]),
         ({"attention_backend": "a,"}, ["--attention-backend"]),
         ({"weight_bytes": 40 * GiB}, ["40.00 GiB", "32.00 GiB"]),

@@ -196,6 +196,27 @@ def test_unknown_option_is_named(tiny: Callable[[str], str]) -> None:
         LLM(tiny("llama"), no_such_option=1)
 
 
+def test_scores_of_a_request_that_fails_are_dropped(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.score(PROMPT)
+    commit, commits = llm.core.scheduler.commit, 0
+
+    def fail(result: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        outputs = commit(result)
+        if commits == 1:
+            raise ValueError("broken on purpose")
+        return outputs
+
+    monkeypatch.setattr(llm.core.scheduler, "commit", fail)
+    with pytest.raises(ValueError, match="on purpose"):
+        llm.score(PROMPT)
+    assert llm.core.scores == {}
+    assert torch.equal(llm.score(PROMPT), expected)
+
+
 def test_score_needs_two_tokens(llm: LLM) -> None:
     with pytest.raises(RequestError, match="two tokens"):
         llm.score([3])

@@ -176,6 +176,18 @@ def test_queue_limits_count_uncached_tokens() -> None:
     assert finish(scheduler)[0].cached_tokens == 96
 
 
+def test_answers_to_one_prompt_find_room_together() -> None:
+    scheduler = make(max_num_queued_reqs=4, max_num_queued_tokens=50)
+    with pytest.raises(RequestError, match="n=5 answers can never be queued") as never:
+        scheduler.add(ask("n"), room=5)
+    assert never.value.param == "n"
+    scheduler.add(ask("a", 30), room=2)
+    scheduler.add(ask("a#1", 30), room=0)
+    with pytest.raises(QueueFull, match="2 requests are waiting, at most 4"):
+        scheduler.add(ask("b", 1), room=3)
+    assert {out.request_id for out in finish(scheduler)} == {"a", "a#1"}
+
+
 def test_a_row_error_fails_one_request() -> None:
     scheduler = make()
     scheduler.add(ask("a"))

@@ -267,3 +267,28 @@ def test_huge_declared_body_is_refused_unread(server: Running) -> None:
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n"
         )
         assert raw.recv(12) == b"HTTP/1.1 413"
+
+
+@pytest.mark.parametrize(
+    "more, param",
+    [
+        ({"prompt": ["a"] * 2049}, "prompt"),
+        ({"prompt": [[1]] * 2049}, "prompt"),
+        ({"prompt": ["a"] * 17, "n": 128}, "prompt"),
+        ({"prompt": "a", "stop": [f"s{i}" for i in range(1025)]}, "stop"),
+        ({"prompt": "a", "stop_token_ids": [1] * 1025}, "stop_token_ids"),
+    ],
+)
+def test_one_request_cannot_ask_for_any_number(
+    server: Running, more: dict[str, Any], param: str
+) -> None:
+    error = error_of(server.http.post(TEXT, json={"max_tokens": 1, **more}), 400)
+    assert error["param"] == param
+    assert "at most" in error["message"]
+
+
+def test_metrics_for_a_client_that_accepts_nonsense(server: Running) -> None:
+    accept = "application/openmetrics-text; version=x; q=abc"
+    answer = server.http.get("/metrics", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert "baton:http_requests" in answer.text

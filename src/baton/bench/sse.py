@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, ConfigError
 
 
 class ServerError(BatonError):
@@ -85,7 +85,13 @@ def api_base(url: str) -> str:
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    """Authorization header, if there is a key."""
+    """Authorization header, if there is a key.
+
+    Raises:
+        ConfigError: the key is none that a header can carry.
+    """
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("the API key must be printable ASCII")
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -42,7 +43,13 @@ def _version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `baton`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # an answer may hold any character; a terminal or pipe may not know them all
+            stream.reconfigure(errors="backslashreplace")
     try:
+        for flag in (env.LOG_LEVEL, env.DEBUG):
+            flag.get()  # they are read again at moments when an error is hard to show
         build_app()(args=arguments, prog_name="baton")
     except BrokenPipeError:  # the reader of a pipe has gone: end as quietly as other programs
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -57,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _debugging() -> bool:
     try:
         return env.DEBUG.get()
-    except ValueError:
+    except ConfigError:
         return False
 
 

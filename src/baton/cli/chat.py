@@ -20,7 +20,7 @@ from baton.config.cli import (
 )
 from baton.config.options import EngineOptions
 from baton.core import env
-from baton.core.errors import BatonError, ConfigError
+from baton.core.errors import BatonError, ConfigError, RequestError
 
 if TYPE_CHECKING:
     from baton.engine.async_engine import AsyncEngine
@@ -115,6 +115,8 @@ class RemotePartner:
                         yield choice.get("delta", {}).get("content") or ""
         except httpx.HTTPError as error:
             raise sse.ServerError(f"{self._base}: {sse.explain(error)}") from None
+        except UnicodeEncodeError:
+            raise RequestError("the message is not valid Unicode") from None
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +79,12 @@ def _replay(
     from baton.bench.run import run
     from baton.bench.trace import PromptMaker, make_jobs
 
-    if time_scale < 0 or max_concurrency < 1 or timeout <= 0 or (max_len or 2) < 2:
+    if (
+        not 0 <= time_scale < math.inf
+        or max_concurrency < 1
+        or not timeout > 0
+        or (max_len or 2) < 2
+    ):
         raise ConfigError(
             "--time-scale must be at least 0, --max-concurrency 1, --max-len 2, --timeout above 0"
         )

@@ -14,7 +14,7 @@ from baton import __version__
 WIDTH = 100
 
 #: answers and tables; notes and errors
-out = Console(width=None if sys.stdout.isatty() else WIDTH)
+out = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH)
 errors = Console(stderr=True)
 
 

@@ -16,6 +16,8 @@ from baton.core.errors import ConfigError
 from baton.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 T = TypeVar("T")
+#: far above what helps, below what a process may start
+MAX_THREADS = 1024
 GiB = 2**30
 
 
@@ -333,6 +335,10 @@ def _attention_backend(options: EngineOptions) -> str:
 
 def _threads(options: EngineOptions, machine: Machine, ranks: int, made: _Decisions) -> int:
     if options.device.threads is not None:
+        if options.device.threads > MAX_THREADS:
+            raise ConfigError(
+                f"--threads must be at most {MAX_THREADS}, got {options.device.threads}"
+            )
         return _positive("--threads", options.device.threads)
     reason = f"{machine.cores} cores over {ranks} rank(s)"
     return made.choose("threads", max(1, machine.cores // ranks), reason)

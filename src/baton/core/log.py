@@ -6,6 +6,7 @@ import logging
 import sys
 
 from baton.core import env
+from baton.core.errors import ConfigError
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -17,6 +18,10 @@ def get_logger(name: str) -> logging.Logger:
             logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s", "%H:%M:%S")
         )
         root.addHandler(handler)
-        root.setLevel(env.LOG_LEVEL.get().upper())
+        try:
+            root.setLevel(env.LOG_LEVEL.get().upper())
+        except ConfigError as error:  # modules make loggers: importing them must not fail for this
+            root.setLevel(logging.INFO)
+            root.warning("%s", error)
         root.propagate = False
     return root.getChild(name)

@@ -8,6 +8,9 @@ import msgspec
 
 from baton.core.errors import RequestError
 
+#: every new token is compared with all of them
+MAX_STOPS = 1024
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling options of a request; checked by `verify()`.
@@ -89,6 +92,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None:
                 _check(name, value, 0, 100)
+        for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+            if len(given) > MAX_STOPS:
+                raise RequestError(
+                    f"{name} may have at most {MAX_STOPS} entries, got {len(given)}", param=name
+                )
         if any(not text for text in self.stop):
             raise RequestError("stop strings must not be empty", param="stop")
         for token, bias in (self.logit_bias or {}).items():

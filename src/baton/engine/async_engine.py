@@ -46,6 +46,7 @@ from baton.engine.messages import (
 )
 from baton.engine.output import Answers
 from baton.engine.source import find_source, tokenizer_of
+from baton.engine.threads import in_daemon_async
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")
@@ -129,11 +130,11 @@ class AsyncEngine:
             ConfigError, ModelError, FingerprintMismatch: as found by the engine process.
         """
         engine = cls(options)
-        source = await asyncio.to_thread(find_source, options)
+        source = await in_daemon_async(lambda: find_source(options))
         engine._child = EngineChild(options)
         try:
             engine.info, engine.tokenizer = await asyncio.gather(
-                engine._child.ready(), asyncio.to_thread(tokenizer_of, options, source)
+                engine._child.ready(), in_daemon_async(lambda: tokenizer_of(options, source))
             )
         except BaseException:
             await engine._child.stop()
@@ -296,11 +297,11 @@ class AsyncEngine:
                 raise Unavailable(f"{died}; restart the server")
             self._refuse("restarting", f"{died}; it is being restarted, try again shortly")
             await self._child.stop()
-            self._child = EngineChild(same)
             try:
+                self._child = EngineChild(same)
                 self.info = await self._child.ready()
                 break
-            except Unavailable as error:
+            except (Unavailable, OSError) as error:  # it may go better next time
                 died = str(error)
             except BatonError as error:
                 raise Unavailable(f"{died}; it does not start again: {error}") from None

@@ -38,13 +38,14 @@ from baton.models.source import (
 )
 from baton.models.tokenizer import Tokenizer
 from baton.ops.host import keep_freed_memory
-from baton.parallel.group import ShapeGroup, make_group
+from baton.parallel.group import LocalGroup, ProcessGroup, ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
 from baton.runner.runner import Runner
 from baton.scheduler.cost import BytesModel, CostModel, Features, pairs
 from baton.scheduler.scheduler import Scheduler
 
 log = get_logger("engine")
+Group = LocalGroup | ProcessGroup
 
 
 @dataclass
@@ -72,6 +73,8 @@ def prepare(options: EngineOptions) -> Prepared:
     Raises:
         ConfigError, ModelError: naming the flag or the file at fault.
     """
+    if options.expect_fingerprint is not None:
+        parse_expected(options.expect_fingerprint)  # a wrong one shows before anything is loaded
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
     size = options.parallel.tensor_parallel_size
@@ -97,13 +100,20 @@ def read_tokenizer(prepared: Prepared) -> Tokenizer | None:
 
 
 def build_rank(
-    prepared: Prepared, rank: int, size: int, rendezvous: str, *, tokenizer: str
+    prepared: Prepared,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    *,
+    tokenizer: str,
+    meet: Callable[[Callable[[], Group]], Group] | None = None,
 ) -> Built:
     """Load one rank: weights, KV pages, runner.
 
     Args:
         rendezvous: torch.distributed init method; not used when `size` is 1.
         tokenizer: digest of the tokenizer, "" without one.
+        meet: calls what joins the group of all ranks, which waits for every one of them.
     """
     config = prepared.config
     device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
@@ -112,7 +122,11 @@ def build_rank(
         keep_freed_memory()
     else:
         torch.cuda.set_device(device)
-    group = make_group(rank, size, rendezvous, device)
+
+    def join() -> Group:
+        return make_group(rank, size, rendezvous, device)
+
+    group = join() if meet is None else meet(join)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
     _load(model, prepared, show=rank == 0)
@@ -163,22 +177,24 @@ def fingerprint_of(prepared: Prepared, kv_shapes: Sequence[KVShape], tokenizer: 
 
 
 def build_core(
-    prepared: Prepared, tokenizer: Tokenizer | None = None
+    prepared: Prepared, tokenizer: Tokenizer | None = None, folder: str | None = None
 ) -> tuple[EngineCore, Fingerprint]:
     """Every rank loaded and agreed, step costs measured, ready for requests.
 
+    Args:
+        folder: where to make the folder that ranks meet in; the system's unless given.
+
     Raises:
+        Unavailable: another rank ended, for a reason that it logged.
         FingerprintMismatch: a rank, or `--expect-fingerprint`, differs.
     """
     options, size = prepared.options, prepared.config.tensor_parallel_size
     digest = "" if tokenizer is None else tokenizer.digest
-    ranks = Ranks(options, digest, size) if size > 1 else None
+    ranks = Ranks(options, digest, size, folder) if size > 1 else None
     try:
-        rendezvous = ""
-        if ranks is not None:
-            rendezvous = ranks.rendezvous
-            ranks.await_joining()
-        built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
+        rendezvous = "" if ranks is None else ranks.rendezvous
+        meet = None if ranks is None else ranks.meet
+        built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest, meet=meet)
         if options.expect_fingerprint is not None:
             built.fingerprint.require(parse_expected(options.expect_fingerprint))
         if ranks is not None:
@@ -202,7 +218,11 @@ def build_core(
         cost.bytes.scale = config.step_memory / cost.bytes.predict(
             probe.chunk, probe.chunk + probe.context
         )
-    measure_cost(cost, config, executor)
+    try:
+        measure_cost(cost, config, executor)
+    except BaseException:
+        executor.close()
+        raise
     log.info("fingerprint %s", built.fingerprint.digest)
     return EngineCore(config, Scheduler(config, kv, cost), executor), built.fingerprint
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -15,16 +11,20 @@ import zmq
 import zmq.asyncio
 
 from baton.config.options import EngineOptions
-from baton.core import env
 from baton.core.errors import Unavailable
+from baton.engine.lifeline import how_it_ended, spawn
 from baton.engine.messages import EngineInfo, Fatal, FromEngine, Stop, ToEngine
+from baton.engine.threads import in_daemon_async
 
 
 class EngineChild:
     """Spawns on construction; `ready()` comes next, and `stop()` on every path."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")  # mode 0700
+        # Mode 0700. The process removes it too when we are killed, hence the errors to ignore.
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="baton-engine-", ignore_cleanup_errors=True
+        )
         self._context = zmq.asyncio.Context()
         # Connected, not bound, so that a message to a process that is not there (yet, or any
         # more) is queued: a bound socket without a peer would block.
@@ -37,17 +37,8 @@ class EngineChild:
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
         self._listens = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "baton.engine.process", self._folder.name],
-            stdin=subprocess.PIPE,
-            env=env.child_python(),
-            start_new_session=True,  # Ctrl-C reaches the server only, which then drains
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # dead already: `receive` says so
-            self._process.stdin.write(msgspec.json.encode(options) + b"\n")
-            self._process.stdin.flush()  # stays open: its end tells the engine that we are gone
-        self._death = asyncio.create_task(asyncio.to_thread(self._process.wait))
+        self._process = spawn("baton.engine.process", self._folder.name, options=options)
+        self._death = in_daemon_async(self._process.wait)
 
     @property
     def pid(self) -> int:
@@ -74,7 +65,8 @@ class EngineChild:
     async def receive(self) -> FromEngine | None:
         """The next message; None when the process has ended and everything it said was read."""
         receive = asyncio.ensure_future(self._inbox.recv())
-        await asyncio.wait({receive, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {receive, self._death}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not receive.done():
             # The process is gone; give what it sent last a moment to arrive.
             await asyncio.wait({receive}, timeout=0.2)
@@ -86,10 +78,7 @@ class EngineChild:
 
     def how_it_ended(self) -> str:
         """`"signal SIGKILL"` or `"exit code 1"`."""
-        code = self._process.poll()
-        if code is None:
-            return "still running"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return how_it_ended(self._process)
 
     async def stop(self, patience: float = 10.0) -> None:
         """Ask the process to end; insist after `patience` seconds, or at once when cancelled or

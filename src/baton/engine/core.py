@@ -52,12 +52,14 @@ class EngineCore:
             limited: whether the queue's limits apply; not for a caller who waits for the answers.
 
         Raises:
-            RequestError, QueueFull: one of them is not acceptable.
+            RequestError: one of them is not acceptable, or they are more than may ever wait.
+            QueueFull: there is no room for all of them now.
         """
         added: list[str] = []
+        room = len(requests) if limited else 0
         try:
             for request in requests:
-                self.scheduler.add(request, limited=limited)
+                self.scheduler.add(request, room=room if not added else 0)
                 added.append(request.request_id)
         except BatonError:
             for request_id in added:
@@ -119,7 +121,10 @@ class EngineCore:
         if result.scores:
             owners = self.scheduler.rows(plan.step)
             for row, scores in result.scores.items():
-                self.scores.setdefault(owners[row][0], []).append(scores)
+                owner = owners[row]
+                if owner.start == 0:  # the first time, or again after a preemption
+                    self.scores.pop(owner.request_id, None)
+                self.scores.setdefault(owner.request_id, []).append(scores)
         outputs = self.scheduler.commit(result)
         if self._debug:
             self.scheduler.check()

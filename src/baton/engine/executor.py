@@ -6,25 +6,26 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
 
 from baton.config.fingerprint import Fingerprint
 from baton.config.options import EngineOptions
-from baton.core import env
 from baton.core.errors import Unavailable
 from baton.core.log import get_logger
 from baton.core.step import StepPlan, StepResult
+from baton.engine.lifeline import how_it_ended, spawn
+from baton.engine.threads import in_daemon
 from baton.runner.probes import Probe
 from baton.runner.runner import Runner, Ticket
 
 log = get_logger("executor")
+T = TypeVar("T")
 
 #: Message kinds to workers; the payload follows in the next frame.
 PLAN, POISON, PROBE = b"plan", b"poison", b"probe"
@@ -39,34 +40,59 @@ class Ranks:
 
     Rank 0 connects to a worker's socket, since a bound one without a peer would block `send`: a
     message for a worker that has ended waits in vain instead, and `check` finds it.
+
+    Args:
+        tokenizer: digest of the tokenizer, "" without one.
+        parent: the folder to make the private one in, when not the system's.
     """
 
-    def __init__(self, options: EngineOptions, tokenizer: str, size: int) -> None:
+    def __init__(
+        self, options: EngineOptions, tokenizer: str, size: int, parent: str | None = None
+    ) -> None:
         self.size = size
-        self.folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # mode 0700
+        # Mode 0700, and a short name, since the path of a socket may have 107 characters only.
+        # Workers whose engine is killed remove it too, hence the errors to ignore.
+        prefix = "baton-ranks-" if parent is None else "r-"
+        self.folder = tempfile.TemporaryDirectory(
+            prefix=prefix, dir=parent, ignore_cleanup_errors=True
+        )
         self._context = zmq.Context()
         self._workers: list[subprocess.Popen[bytes]] = []
         self._plans: list[zmq.Socket[bytes]] = []
         self._replies = self._context.socket(zmq.PULL)
         self._replies.bind(f"ipc://{self.folder.name}/replies")
-        payload = msgspec.json.encode(options)
         for rank in range(1, size):
             socket = self._context.socket(zmq.PUSH)
             socket.set_hwm(0)
             socket.connect(f"ipc://{self.folder.name}/{rank}")
             self._plans.append(socket)
-            self._workers.append(
-                _spawn([str(rank), str(size), self.folder.name, tokenizer], payload)
-            )
+            place = (str(rank), str(size), self.folder.name, tokenizer)
+            self._workers.append(spawn("baton.engine.worker", *place, options=options))
 
     @property
     def rendezvous(self) -> str:
         """torch.distributed init method: a file in the private folder, so no port is needed."""
         return f"file://{self.folder.name}/rendezvous"
 
-    def await_joining(self) -> None:
-        """Block until every worker is about to join the group, which nobody can leave alive."""
+    def meet(self, join: Callable[[], T]) -> T:
+        """`join()`, which waits for every rank, once all workers are about to call theirs."""
         self._gather()
+        return self.while_alive(join)
+
+    def while_alive(self, work: Callable[[], T]) -> T:
+        """Result of `work`, which needs the other ranks; Unavailable when one of them ends, for
+        which `work` itself might wait for ever."""
+        future = in_daemon(work)
+        while True:
+            try:
+                return future.result(0.2)
+            except TimeoutError:
+                if future.done():
+                    raise
+                self.check()
+            except Exception:
+                self.check(patience=0.1)
+                raise
 
     def await_ready(self, ours: Fingerprint) -> None:
         """Block until every worker has loaded, and compare fingerprints."""
@@ -92,12 +118,14 @@ class Ranks:
         for socket in self._plans:
             socket.send_multipart([kind, payload])
 
-    def check(self) -> None:
-        """Raise Unavailable if a worker has ended."""
+    def check(self, patience: float = 0.0) -> None:
+        """Raise Unavailable if a worker has ended, or does within `patience` seconds: a dead peer
+        shows as a failed collective a moment earlier."""
+        time.sleep(patience)
         for rank, worker in enumerate(self._workers, start=1):
-            code = worker.poll()
-            if code is not None:
-                raise Unavailable(f"rank {rank} ended with exit code {code}; see its log above")
+            if worker.poll() is not None:
+                how = how_it_ended(worker)
+                raise Unavailable(f"rank {rank} ended with {how}; see its log above")
 
     def close(self) -> None:
         """End the workers: they live as long as their standard input."""
@@ -114,15 +142,6 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _spawn(arguments: list[str], payload: bytes) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "baton.engine.worker", *arguments]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, env=env.child_python())
-    assert worker.stdin is not None
-    worker.stdin.write(payload + b"\n")
-    worker.stdin.flush()  # stays open: its end tells the worker that the engine is gone
-    return worker
-
-
 class Executor:
     """One rank 0 runner and its workers, seen as one device."""
 
@@ -130,6 +149,7 @@ class Executor:
         self.runner = runner
         self._ranks = ranks
         self._on_close = on_close
+        self._closed = False
 
     def launch(self, plan: StepPlan) -> Ticket:
         """Start a step on every rank."""
@@ -152,8 +172,7 @@ class Executor:
             except TimeoutError:
                 self._ranks.check()
             except Exception as error:
-                time.sleep(0.1)  # a dead peer shows as a failed collective a moment earlier
-                self._ranks.check()
+                self._ranks.check(patience=0.1)
                 problem = f"{type(error).__name__}: {error}"
                 raise Unavailable(f"a step failed on rank 0: {problem}") from error
 
@@ -172,10 +191,14 @@ class Executor:
         """Seconds of a synthetic step on all ranks."""
         if self._ranks is not None:
             self._ranks.send(PROBE, msgspec.msgpack.encode(probe))
+            return self._ranks.while_alive(lambda: self.runner.probe(probe))
         return self.runner.probe(probe)
 
     def close(self) -> None:
-        """Stop all ranks; frees the device."""
+        """Stop all ranks; frees the device. Harmless the second time."""
+        if self._closed:
+            return
+        self._closed = True
         if self._ranks is not None:
             self._ranks.close()
         self.runner.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -16,12 +17,14 @@ from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.output import Answers, merge
+from baton.engine.threads import Interrupts
 
 Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A model ready to answer, with the same engine the server runs.
+    """A model ready to answer, with the same engine the server runs. Calls from several threads
+    take turns.
 
     Args:
         model: folder, GGUF file, hub id or embedded name; or whole EngineOptions.
@@ -40,6 +43,8 @@ class LLM:
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
         self.config = self.core.config
         self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._ended = ""  # why it answers no more
 
     def generate(
         self,
@@ -58,7 +63,7 @@ class LLM:
         Raises:
             RequestError: a prompt or option is not acceptable; nothing has run then.
             RequestFailed: a request failed while running.
-            Unavailable: a rank died; this engine cannot go on.
+            Unavailable: a rank died, now or before, or this LLM has been closed.
         """
         batch = _as_batch(prompts)
         params = _per_prompt(sampling, len(batch))
@@ -91,16 +96,21 @@ class LLM:
         name = f"r{next(self._ids)}"
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         answers = Answers(name, ids[:-1], sampling, None)
-        self._run([answers], score=True)
-        return torch.cat(self.core.scores.pop(name))
+        try:
+            self._run([answers], score=True)
+            return torch.cat(self.core.scores[name])
+        finally:
+            self.core.scores.pop(name, None)
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return self.core.stats()
 
     def close(self) -> None:
-        """Free the device and end worker processes."""
-        self.core.close()
+        """Free the device and end worker processes, once a call in another thread has ended."""
+        with self._lock:
+            self._ended = self._ended or "this LLM has been closed"
+            self.core.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -121,6 +131,24 @@ class LLM:
         score: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
+        # One call at a time; and a step that is cut in half cannot be gone on from.
+        with self._lock, Interrupts() as interrupts:
+            if self._ended:
+                raise Unavailable(self._ended)
+            try:
+                return self._answer(pending, cache_salt, score, progress, interrupts)
+            except Unavailable as error:
+                self._ended = str(error)
+                raise
+
+    def _answer(
+        self,
+        pending: list[Answers],
+        cache_salt: str,
+        score: bool,
+        progress: Callable[[int, int], None] | None,
+        interrupts: Interrupts,
+    ) -> list[Output]:
         """Queue everything, step until every answer is complete, and merge the deltas."""
         owners: dict[str, int] = {}
         results: list[Output | None] = [None] * len(pending)
@@ -130,6 +158,7 @@ class LLM:
                 self.core.add(answers.requests(cache_salt=cache_salt, score=score), limited=False)
                 owners |= dict.fromkeys(answers.children, index)
             while owners:
+                interrupts.check()
                 for out in self.core.step():
                     index = owners.get(out.request_id, -1)
                     if index < 0:

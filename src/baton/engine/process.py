@@ -10,17 +10,16 @@ lives; when it ends, so does the engine, whatever happened to its parent.
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import msgspec
 import zmq
 
-from baton.config.options import EngineOptions
 from baton.core.errors import BatonError, QueueFull, RequestError
 from baton.core.log import get_logger
 from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.core import EngineCore
+from baton.engine.lifeline import read_options
 from baton.engine.messages import (
     Abort,
     Accepted,
@@ -35,7 +34,6 @@ from baton.engine.messages import (
     Stop,
     ToEngine,
 )
-from baton.engine.worker import watch_parent
 
 log = get_logger("engine")
 
@@ -100,14 +98,12 @@ class EngineProcess:
 
 def main() -> None:
     """Entry point of the process."""
-    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
-    watch_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    process = EngineProcess(sys.argv[1])
+    folder = sys.argv[1]
+    options = read_options(folder)
+    process = EngineProcess(folder)
     try:
         prepared = prepare(options)
-        core, fingerprint = build_core(prepared, read_tokenizer(prepared))
+        core, fingerprint = build_core(prepared, read_tokenizer(prepared), folder)
         process.send(
             EngineInfo(
                 model=options.model.model,

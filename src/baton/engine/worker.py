@@ -10,48 +10,41 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
+from collections.abc import Callable
 
 import msgspec
 import zmq
 
-from baton.config.options import EngineOptions
 from baton.core.errors import BatonError
 from baton.core.log import get_logger
 from baton.core.step import StepPlan
-from baton.engine.build import build_rank, prepare
+from baton.engine.build import Group, build_rank, prepare
 from baton.engine.executor import PLAN, POISON, PROBE
+from baton.engine.lifeline import read_options
 from baton.runner.probes import Probe
 from baton.runner.runner import Runner
 
 log = get_logger("worker")
 
 
-def watch_parent() -> None:
-    """End this process as soon as standard input ends."""
-
-    def watch() -> None:
-        while os.read(0, 1):  # not sys.stdin: a thread in it may not be there at exit
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, name="baton-lifeline", daemon=True).start()
-
-
 def main() -> None:
     """Entry point of the process."""
     rank, size, folder, tokenizer = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOptions)
-    watch_parent()
+    options = read_options(folder)
     context = zmq.Context()
     plans = context.socket(zmq.PULL)
     plans.bind(f"ipc://{folder}/{rank}")
     replies = context.socket(zmq.PUSH)
     replies.connect(f"ipc://{folder}/replies")
+
+    def meet(join: Callable[[], Group]) -> Group:
+        replies.send(json.dumps([rank, "joining"]).encode())
+        return join()
+
     try:
         prepared = prepare(options)
-        replies.send(json.dumps([rank, "joining"]).encode())
-        built = build_rank(prepared, rank, size, f"file://{folder}/rendezvous", tokenizer=tokenizer)
+        rendezvous = f"file://{folder}/rendezvous"
+        built = build_rank(prepared, rank, size, rendezvous, tokenizer=tokenizer, meet=meet)
     except BatonError as error:
         log.error("rank %d: %s", rank, error)
         raise SystemExit(1) from None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from baton.core.errors import ModelError
+
+if TYPE_CHECKING:  # what reads a config or a tokenizer needs no torch
+    import torch
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from baton.core.errors import ModelError
 from baton.models.gguf_file import GGUFFile
+
+if TYPE_CHECKING:  # what reads a config or a tokenizer needs no torch
+    import torch
 
 #: names outside the blocks, and within `blk.N.`, that GGUF's "llama" architecture uses
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -32,11 +34,12 @@ _BLOCK = {
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)")
 #: Llama 3.1's RoPE scaling, stored as one divisor per frequency instead of as parameters
 _ROPE_FACTORS = "rope_freqs.weight"
+#: types that torch has too, and their names there
 _PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-    GGMLQuantizationType.F64: torch.float64,
+    GGMLQuantizationType.F32: "float32",
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
+    GGMLQuantizationType.F64: "float64",
 }
 #: elements unpacked at once: temporaries then stay in the CPU's caches
 _GROUP = 1 << 18
@@ -82,11 +85,13 @@ class GGUFCheckpoint:
         Raises:
             ModelError: no such tensor, or its type cannot be unpacked.
         """
+        import torch
+
         origin = self._find(name)
         info = self._file.tensors[origin]
         raw = self._file.data(origin)
-        dtype = _PLAIN.get(info.kind)
-        if dtype is not None:
+        if info.kind in _PLAIN:
+            dtype = getattr(torch, _PLAIN[info.kind])
             tensor = torch.from_numpy(raw.copy()).view(dtype).reshape(info.shape)
         else:
             try:

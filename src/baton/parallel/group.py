@@ -44,9 +44,15 @@ class ShapeGroup:
 
 
 class ProcessGroup:
-    """Ranks in processes, joined by torch.distributed: NCCL on GPUs, Gloo on CPUs."""
+    """Ranks in processes, joined by torch.distributed: NCCL on GPUs, Gloo on CPUs.
+
+    Raises:
+        ConfigError: this process is in such a group already.
+    """
 
     def __init__(self, rank: int, size: int, init_method: str, device: torch.device) -> None:
+        if dist.is_initialized():
+            raise ConfigError("this process has an engine of several ranks already: close it first")
         self.rank, self.size = rank, size
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -6,8 +6,9 @@ thread plays the stream, so the host plans the next step while this one computes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ import torch
 
 from baton.config.engine import EngineConfig
 from baton.core import env
+from baton.core.errors import Unavailable
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
 from baton.core.request import PositionLogprobs
@@ -43,6 +45,18 @@ class _Launched:
     prompt: dict[int, list[PositionLogprobs]]
     scores: dict[int, torch.Tensor]
     watch: Stopwatch
+
+
+@contextmanager
+def _vital(plan: StepPlan) -> Iterator[None]:
+    """Around what must not fail: no later step could trust what is on the device after that."""
+    try:
+        yield
+    except Exception as error:
+        raise Unavailable(
+            f"step {plan.step} left the device out of step with the host: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class Ticket:
@@ -137,7 +151,13 @@ class Runner:
         return Ticket(self._submit(lambda: self._run(plan)))
 
     def collect(self, ticket: Ticket, timeout: float | None = None) -> StepResult:
-        """Results of a launched step, in the order of its rows."""
+        """Results of a launched step, in the order of its rows.
+
+        Raises:
+            TimeoutError: after `timeout` seconds; ask again.
+            Unavailable: no later step can run either.
+            Exception: what failed in the step; steps behind it can run.
+        """
         launched = ticket.wait(timeout)
         seconds = launched.watch.seconds()  # waits for this step, and for no later one
         results = [RowResult() for _ in launched.plan.rows]
@@ -173,16 +193,18 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> _Launched:
-        watch = Stopwatch(self.device)
-        for slot in plan.release:
-            self.sampler.release(slot)
-        self.slots.apply(plan)
-        for admit in plan.admit:
-            self.sampler.admit(admit)
+        with _vital(plan):
+            watch = Stopwatch(self.device)
+            for slot in plan.release:
+                self.sampler.release(slot)
+            self.slots.apply(plan)
+            for admit in plan.admit:
+                self.sampler.admit(admit)
         try:
             launched = self._replay(plan, watch) or self._step(plan, watch)
         except Exception:
-            self.slots.void(plan)
+            with _vital(plan):
+                self.slots.void(plan)
             raise
         watch.stop()
         return launched

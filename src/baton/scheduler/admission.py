@@ -58,14 +58,22 @@ class Admission:
             )
         return min(limit, room)
 
-    def make_room(self, uncached: int) -> None:
-        """Raise QueueFull unless a request with `uncached` prompt tokens may wait.
+    def make_room(self, uncached: int, answers: int = 1) -> None:
+        """Whether a prompt with `uncached` tokens may wait for so many answers, each of which is a
+        request. A prompt that is the only one waiting is never refused for its length.
 
-        A request that is the only one waiting is never refused for its length.
+        Raises:
+            RequestError: they are more than may ever wait.
+            QueueFull: there is no room for them now.
         """
         waiting, tokens = len(self._queue), self._queue.tokens
         most, most_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
-        if waiting >= most:
+        if answers > most:
+            raise RequestError(
+                f"n={answers} answers can never be queued: at most {most} requests may wait",
+                param="n",
+            )
+        if waiting + answers > most:
             problem = f"{waiting} requests are waiting, at most {most} may"
         elif waiting and tokens + uncached > most_tokens:
             problem = (

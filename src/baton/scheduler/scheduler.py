@@ -60,11 +60,12 @@ class Scheduler:
 
     # What callers do ----------------------------------------------------------------------------
 
-    def add(self, request: Request, *, limited: bool = True) -> None:
+    def add(self, request: Request, *, room: int = 1) -> None:
         """Accept a request.
 
         Args:
-            limited: whether the queue's limits apply.
+            room: how many must find room in the queue, this one and others like it that follow;
+                0 asks nothing of the queue.
 
         Raises:
             RequestError: it can never run, or its id is in use.
@@ -73,8 +74,8 @@ class Scheduler:
         try:
             sequence = self._sequence(request)
             uncached = self._planner.uncached(sequence)
-            if limited:
-                self._admission.make_room(uncached)
+            if room:
+                self._admission.make_room(uncached, room)
         except Exception:
             self._stats.rejected += 1
             raise

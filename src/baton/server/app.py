@@ -124,7 +124,7 @@ class _Session:
             await _cancel(stopping)
             await _cancel(starting)
             if engine is not None:
-                await _within(engine.stop(), 2.0 if self._forced.is_set() else 10.0)
+                await self._stop(engine)
             await self._http.close(http, force=self._forced.is_set())
         return self._code
 
@@ -165,6 +165,18 @@ class _Session:
         while self._state.jobs:
             await asyncio.sleep(0.05)
 
+    async def _stop(self, engine: EngineClient) -> None:
+        """End the engine; it gets a moment, less of it after a second signal."""
+        stopped = asyncio.ensure_future(engine.stop())
+        forced = asyncio.create_task(self._forced.wait())
+        await asyncio.wait({stopped, forced}, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done() and self._forced.is_set():
+            await asyncio.wait({stopped}, timeout=2.0)
+        await _cancel(forced)
+        if not stopped.done():
+            log.error("the engine did not stop in time and is killed")
+        await _cancel(stopped)
+
 
 async def _first(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -174,10 +186,3 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=5.0)
-
-
-async def _within(work: Awaitable[None], seconds: float) -> None:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        log.error("the engine did not stop within %.0f s", seconds)

@@ -108,7 +108,10 @@ class Metrics(Collector):
         if self._engine is not None:
             with contextlib.suppress(BatonError, TimeoutError):
                 self._stats = await asyncio.wait_for(self._engine.stats(), 2.0)
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except (ValueError, TypeError):  # a version that is none
+            encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
 
     def collect(self) -> Iterator[Metric]:

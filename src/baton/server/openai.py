@@ -11,7 +11,7 @@ from baton import __version__
 from baton.core.errors import RequestError
 from baton.server.answer import read_body
 from baton.server.parse import openapi_body, parse
-from baton.server.prompts import chat_ids, check_ids, encode, tokenizer_of
+from baton.server.prompts import chat_ids, check_ids, encode, off_loop, tokenizer_of
 from baton.server.schemas import DetokenizeRequest, TokenizeRequest
 from baton.server.state import ServerState, state_of
 
@@ -69,7 +69,9 @@ async def tokenize(request: Request) -> Response:
         ids = await chat_ids(tokenizer, body.messages, body)
     else:
         ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens is not False)
-    strings = [state.token_text(i) for i in ids] if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        strings = await off_loop(len(ids), lambda: [state.token_text(i) for i in ids])
     return _json(
         {
             "count": len(ids),
@@ -88,7 +90,9 @@ async def detokenize(request: Request) -> Response:
     engine = state.loaded_engine()
     state.model(body.model)
     ids = check_ids(body.tokens, engine.info.vocab_size, "tokens")
-    return _json({"prompt": tokenizer_of(engine).decode(ids, skip_special=False)})
+    tokenizer = tokenizer_of(engine)
+    text = await off_loop(len(ids), lambda: tokenizer.decode(ids, skip_special=False))
+    return _json({"prompt": text})
 
 
 @router.get("/health")

@@ -30,11 +30,11 @@ def bind(host: str, port: int) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that DNS could know
         if made is not None:
             made.close()
-        reason = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
+        reason = getattr(error, "strerror", None) or str(error)
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
             reason = "another program uses this port; choose one with --port, or --port 0"
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
     made.setblocking(False)

@@ -14,6 +14,7 @@ from baton.server.schemas import ChatMessage, TemplateFields
 
 T = TypeVar("T")
 _INLINE = 4096  # characters encoded on the event loop; longer texts go to a thread
+MAX_ANSWERS = 2048  # of one request
 _RESERVED = frozenset({"self", "conversation", "messages", "tools", "documents", "chat_template"})
 _RESERVED |= {"add_generation_prompt", "continue_final_message", "tokenize", "padding"}
 _RESERVED |= {"truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
@@ -39,7 +40,7 @@ def tokenizer_of(engine: EngineClient) -> Tokenizer:
 
 async def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> list[int]:
     """Token ids of `text`."""
-    return await _off_loop(len(text), lambda: tokenizer.encode(text, special))
+    return await off_loop(len(text), lambda: tokenizer.encode(text, special))
 
 
 async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
@@ -47,12 +48,20 @@ async def completion_prompts(engine: EngineClient, value: Any, special: bool) ->
     vocab = engine.info.vocab_size
     if isinstance(value, str):
         return [await _text_prompt(engine, value, special)]
+    if isinstance(value, list) and len(value) > MAX_ANSWERS and type(value[0]) is not int:
+        raise RequestError(
+            f"one request may have at most {MAX_ANSWERS} prompts, got {len(value)}", param="prompt"
+        )
     if isinstance(value, list) and value:
         kinds = set(map(type, value))
         if kinds == {int}:
             return [Prompt(check_ids(value, vocab, "prompt"))]
         if kinds == {str}:
-            return [await _text_prompt(engine, text, special) for text in value]
+            tokenizer = tokenizer_of(engine)
+            size = sum(map(len, value))
+            return await off_loop(
+                size, lambda: [Prompt(tokenizer.encode(text, special), text) for text in value]
+            )
         if kinds == {list}:
             return [Prompt(check_ids(ids, vocab, f"prompt[{i}]")) for i, ids in enumerate(value)]
     raise RequestError(
@@ -95,7 +104,7 @@ async def chat_ids(
     generate = fields.add_generation_prompt is not False
     turns = [message.plain(i) for i, message in enumerate(messages)]
     size = sum(len(turn["content"] or "") for turn in turns)
-    return await _off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
+    return await off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
 
 
 def check_length(
@@ -105,6 +114,13 @@ def check_length(
 
     `param` names the request field that holds the prompt, `field` the one that limits the answer.
     """
+    answers = len(prompts) * sampling.n
+    if answers > MAX_ANSWERS:
+        raise RequestError(
+            f"one request may ask for at most {MAX_ANSWERS} answers, but {len(prompts)} prompts "
+            f"with n={sampling.n} ask for {answers}",
+            param=param,
+        )
     for prompt in prompts:
         size = len(prompt.ids)
         if size == 0:
@@ -136,5 +152,6 @@ async def _text_prompt(engine: EngineClient, text: str, special: bool) -> Prompt
     return Prompt(await encode(tokenizer_of(engine), text, special), text)
 
 
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """`work()`, in a thread when it handles more than a few thousand characters or tokens."""
     return work() if size <= _INLINE else await asyncio.to_thread(work)

@@ -1,0 +1,88 @@
+"""Threads that nobody waits for, and interrupts that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_daemon(work: Callable[[], T]) -> Future[T]:
+    """`work()` in a daemon thread of its own: unlike a pool's, it holds up neither the end of an
+    event loop nor that of the interpreter, however long it takes."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="baton-daemon", daemon=True).start()
+    return future
+
+
+def in_daemon_async(work: Callable[[], T]) -> asyncio.Future[T]:
+    """`in_daemon` for the running event loop; cancelling it abandons the thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    source = in_daemon(work)
+
+    def copy() -> None:
+        if future.cancelled():
+            return
+        error = source.exception()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(source.result())
+
+    def done(_: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(copy)
+
+    source.add_done_callback(done)
+    return future
+
+
+class Interrupts:
+    """Holds a Ctrl-C back while work is half done that must not be.
+
+    Inside `with Interrupts() as interrupts:` it only shows when `interrupts.check()` is called,
+    or at the end of the block. Elsewhere than in the main thread there is nothing to hold back.
+    """
+
+    def __init__(self) -> None:
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def check(self) -> None:
+        """Handle an interrupt that has come, by raising KeyboardInterrupt as a rule."""
+        came, self._came = self._came, None
+        if came is not None and callable(self._previous):
+            self._previous(*came)
+
+    def __enter__(self) -> Interrupts:
+        self._previous = signal.getsignal(signal.SIGINT)
+        self._held = threading.current_thread() is threading.main_thread() and callable(
+            self._previous
+        )
+        if self._held:
+            signal.signal(signal.SIGINT, self._hold)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._held:
+            signal.signal(signal.SIGINT, self._previous)
+            self.check()
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._came = (number, frame)
