@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from baton import LLM, SamplingParams
-from baton.core.errors import ConfigError, RequestError
+from baton.core.errors import ConfigError, FingerprintMismatch, RequestError
 
 BASE: dict[str, Any] = {
     "dtype": "float32",
@@ -194,6 +195,18 @@ def test_a_list_may_be_longer_than_the_queue(tiny: Callable[[str], str]) -> None
 def test_unknown_option_is_named(tiny: Callable[[str], str]) -> None:
     with pytest.raises(ConfigError, match="no_such_option"):
         LLM(tiny("llama"), no_such_option=1)
+
+
+def test_another_fingerprint_is_refused_before_loading(
+    llm: LLM, tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = llm.fingerprint
+    with LLM(tiny("llama"), **BASE, expect_fingerprint=ours.digest) as again:
+        assert again.fingerprint == ours
+    monkeypatch.setattr("baton.engine.build._load", lambda *_, **__: pytest.fail("loads first"))
+    for expected in ("0" * 16, json.dumps(ours.to_dict() | {"weights": "others"})):
+        with pytest.raises(FingerprintMismatch):
+            LLM(tiny("llama"), **BASE, expect_fingerprint=expected)
 
 
 def test_score_needs_two_tokens(llm: LLM) -> None:

@@ -115,6 +115,9 @@ def build_rank(
     group = make_group(rank, size, rendezvous, device)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
+    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
+    if prepared.options.expect_fingerprint is not None:  # before minutes of loading
+        fingerprint.require(parse_expected(prepared.options.expect_fingerprint))
     _load(model, prepared, show=rank == 0)
     model.attention.warm_up()
     if config.num_pages == 0:
@@ -137,7 +140,6 @@ def build_rank(
             config.num_pages,
             config.page_size,
         )
-    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
     runner = Runner(config, model, views)
     runner.capture()
     return Built(config, runner, fingerprint, group.close)
@@ -176,8 +178,6 @@ def build_core(
             rendezvous = ranks.rendezvous
             ranks.await_joining()
         built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest)
-        if options.expect_fingerprint is not None:
-            built.fingerprint.require(parse_expected(options.expect_fingerprint))
         if ranks is not None:
             ranks.await_ready(built.fingerprint)
     except BaseException:
