@@ -3,9 +3,10 @@
     python benchmarks/ops/moe.py [--shapes hy3,qwen3] [--tokens 1,64,16384] [--sweep] [--out F]
 
 Routing is uniform; every call of a measured graph has a routing of its own, so that L2 holds
-little of what the next one reads. The limit counts the weights of experts touched, tokens in
-and out, and the FLOPs, at the card's measured ceilings. `--sweep` times other tile shapes for
-each number of tokens and prints the best ones.
+little of what the next one reads. Experts that every token visits are part of the grouped GEMMs
+("ours") or dense products before them ("dense shared"). The limit counts the weights of experts
+touched, tokens in and out, and the FLOPs, at the card's measured ceilings. `--sweep` times other
+tile shapes for each number of tokens and prints the best ones.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import torch
 import torch.nn.functional as F
 from timing import Table, attempt, relative_error
 
+from baton.ops.moe import dense_mlp
 from baton.ops.triton import moe, moe_library
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
-#: (experts, top k, hidden, intermediate)
+#: (routed experts, top k, shared experts, hidden, intermediate)
 SHAPES = {
-    "hy3": (192, 8, 4096, 1536),
-    "moonlight": (64, 6, 2048, 1408),
-    "qwen3": (128, 8, 2048, 768),
+    "hy3": (192, 8, 1, 4096, 1536),
+    "moonlight": (64, 6, 2, 2048, 1408),
+    "qwen3": (128, 8, 0, 2048, 768),
 }
 TOKENS = "1,4,16,64,256,1024,4096,16384"
 
@@ -54,12 +56,12 @@ def reference(x, experts, weights, gate_up, down, tokens) -> torch.Tensor:
 class Case:
     """Weights of one shape, and inputs for one number of tokens."""
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
-        self.count, self.top_k, self.hidden, self.inner = shape
-        make = {"device": "cuda", "dtype": torch.bfloat16}
-        self.gate_up = torch.randn(self.count, 2 * self.inner, self.hidden, **make)
+    def __init__(self, shape: tuple[int, int, int, int, int]) -> None:
+        self.count, self.top_k, self.common, self.hidden, self.inner = shape
+        make, total = {"device": "cuda", "dtype": torch.bfloat16}, self.count + self.common
+        self.gate_up = torch.randn(total, 2 * self.inner, self.hidden, **make)
         self.gate_up.mul_(self.hidden**-0.5)
-        self.down = torch.randn(self.count, self.hidden, self.inner, **make)
+        self.down = torch.randn(total, self.hidden, self.inner, **make)
         self.down.mul_(self.inner**-0.5)
 
     def inputs(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -69,6 +71,9 @@ class Case:
             scores = torch.rand(tokens, self.count, device="cuda")
             experts = scores.topk(self.top_k, 1).indices
             weights = torch.rand(tokens, self.top_k, device="cuda") / self.top_k
+            shared = torch.arange(self.count, self.count + self.common, device="cuda")
+            experts = torch.cat((experts, shared.expand(tokens, -1)), 1)
+            weights = torch.cat((weights, weights.new_ones(tokens, self.common)), 1)
             made.append((x, experts, weights))
         return made
 
@@ -77,21 +82,35 @@ class Case:
         touched = sum(len(experts.unique()) for _, experts, _ in inputs) / len(inputs)
         tokens = inputs[0][0].shape[0]
         weights = 6 * touched * self.hidden * self.inner
-        flops = 6.0 * tokens * self.top_k * self.hidden * self.inner
+        flops = 6.0 * tokens * (self.top_k + self.common) * self.hidden * self.inner
         return weights + 4 * tokens * self.hidden, flops
 
     def calls(self, fn: Callable[..., torch.Tensor], inputs: list[Any]) -> list[Callable[[], Any]]:
         return [lambda i=i: fn(*i, self.gate_up, self.down) for i in inputs]
 
+    def ours(self, x, experts, weights, gate_up, down) -> torch.Tensor:
+        """All experts in the grouped GEMMs."""
+        return moe.expert_mlp(x, experts, weights, gate_up, down, None, self.common)
+
+    def dense(self, x, experts, weights, gate_up, down) -> torch.Tensor:
+        """Shared experts apart, as from `SHARED_DENSE_FROM` tokens on."""
+        shared = dense_mlp(x, gate_up[self.count :], down[self.count :])
+        experts, weights = experts[:, : self.top_k], weights[:, : self.top_k]
+        return moe.expert_mlp(
+            x, experts, weights, gate_up[: self.count], down[: self.count], shared
+        )
+
 
 def measure(table: Table, name: str, case: Case, tokens: int) -> None:
     inputs = case.inputs(tokens)
     x, experts, weights = inputs[0]
-    out = moe.expert_mlp(x, experts, weights, case.gate_up, case.down)
+    out = case.ours(x, experts, weights, case.gate_up, case.down)
     some = sorted({0, tokens // 2, tokens - 1})
     want = reference(x, experts, weights, case.gate_up, case.down, some)
     wrong = relative_error(out[some], want)
-    times: dict[str, float | str] = {"ours": attempt(case.calls(moe.expert_mlp, inputs))}
+    times: dict[str, float | str] = {"ours": attempt(case.calls(case.ours, inputs))}
+    if case.common:
+        times["dense shared"] = attempt(case.calls(case.dense, inputs))
     if tokens >= 256:
         times["grouped_mm"] = attempt(case.calls(moe_library.expert_mlp, inputs))
     peer = vllm_experts()
@@ -129,11 +148,11 @@ def sweep(table: Table, name: str, case: Case, tokens: int) -> None:
                 return tiles if gated == side else chosen(pairs, experts, gated, itemsize)
 
             moe.tiles_for = pick
-            time = attempt(case.calls(moe.expert_mlp, inputs), repeats=5)
+            time = attempt(case.calls(case.ours, inputs), repeats=5)
             if not isinstance(time, str):
                 found.append((time, tiles))
         moe.tiles_for = chosen
-        base = attempt(case.calls(moe.expert_mlp, inputs), repeats=5)
+        base = attempt(case.calls(case.ours, inputs), repeats=5)
         part = "gate-up" if gated else "down"
         shown = base if isinstance(base, str) else f"{base * 1e6:.1f} us"
         print(f"sweep {name} T={tokens} {part}: the table's tiles {shown}")

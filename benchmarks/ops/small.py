@@ -97,13 +97,16 @@ def mla(table: Table) -> None:
         moved = 2.0 * tokens * (16 * 64 * 2 + 576 * 3) + 8 * 32 * tokens
         turn = rotation(tokens, 32, True)
         slots = torch.randperm(600 * 64, device="cuda")[:tokens]
-        many = [(randn(tokens, 16, 192), randn(tokens, 576)) for _ in range(copies(moved))]
-        calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in many]
+        many = [randn(tokens, 16 * 192 + 576) for _ in range(copies(moved))]
+        parts = [(x[:, :-576].view(tokens, 16, 192), x[:, -576:]) for x in many]
+        calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in parts]
         table.add(f"mla norm+rope+store {tokens}", both(calls), moved)
 
 
 def router(table: Table) -> None:
-    config = MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826)
+    config = MoEConfig(
+        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
+    )
     bias = torch.randn(192, device="cuda") * 0.01
     weights = [randn(192, 4096, dtype=torch.float32) * 0.02 for _ in range(16)]
     for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
@@ -112,7 +115,7 @@ def router(table: Table) -> None:
         want = (x.double() @ weights[0].double().t()).sigmoid()
         experts, _ = calls[0]()
         best = (want + bias.double()).topk(8).values.sum()
-        regret = float(1 - (want + bias.double()).gather(1, experts).sum() / best)
+        regret = float(1 - (want + bias.double()).gather(1, experts[:, :8]).sum() / best)
         moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
         table.add(
             f"gate+choose 192x4096 T={tokens}",

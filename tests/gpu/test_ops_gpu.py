@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from baton.config.model import MoEConfig
 from baton.core.kv import KVShape
 from baton.kv.format import make_views
+from baton.ops import moe as plain_moe
 from baton.ops import sample
 from baton.ops.activation import silu_mul
 from baton.ops.moe import expert_mlp
@@ -91,6 +92,28 @@ def test_experts(experts_weights, shape, tokens, case, dtype) -> None:
     assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, shared=shared))
 
 
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("case", ["uniform", "same"])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 6, 64, 200, 3000])
+@pytest.mark.parametrize("shape", [(64, 6, 2, 512, 352), (192, 8, 1, 1024, 192)])
+def test_experts_that_all_tokens_visit(
+    experts_weights, shape, tokens, case, dense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, top_k, common, hidden, inner = shape
+    monkeypatch.setattr(plain_moe, "SHARED_DENSE_FROM", 0 if dense else torch.inf)
+    gate_up, down = experts_weights(count + common, hidden, inner, BF16)
+    x = torch.randn(tokens, hidden, device="cuda", dtype=BF16)
+    shared = torch.arange(count, count + common, device="cuda").expand(tokens, -1)
+    experts = torch.cat((routing(case, tokens, count, top_k), shared), 1)
+    weights = torch.rand(tokens, top_k + common, device="cuda")
+    weights[:, top_k:] = 1.0
+    some = sorted({0, tokens - 1, tokens // 2, tokens // 3})
+    out = expert_mlp(x, experts, weights, gate_up, down, common=common)
+    want = oracle(x, experts, weights, gate_up, down, torch.zeros_like(x), some)
+    assert error(out[some], want) < 8e-3
+    assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, common=common))
+
+
 @pytest.mark.parametrize("tokens", [1, 40, 3000])
 def test_experts_of_the_library(experts_weights, tokens: int) -> None:
     from baton.ops.triton import moe_library
@@ -109,13 +132,13 @@ def test_experts_of_the_library(experts_weights, tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [3, 64, 900])
 def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
     """One capture serves any routing and any logits that its inputs hold at replay."""
-    gate_up, down = experts_weights(64, 512, 352, BF16)
-    config = MoEConfig(64, 6, 352, score="sigmoid", score_bias=True)
+    gate_up, down = experts_weights(66, 512, 352, BF16)
+    config = MoEConfig(64, 6, 352, score="sigmoid", score_bias=True, shared_intermediate=704)
     weight, bias = torch.randn(64, 512, device="cuda"), torch.zeros(64, device="cuda")
     x = torch.randn(tokens, 512, device="cuda", dtype=BF16)
 
     def step() -> torch.Tensor:
-        return expert_mlp(x, *gate(x, weight, bias, config), gate_up, down)
+        return expert_mlp(x, *gate(x, weight, bias, config), gate_up, down, common=2)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -136,7 +159,9 @@ def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 65, 500, 3000])
 def test_gate(tokens: int) -> None:
-    config = MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826)
+    config = MoEConfig(
+        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
+    )
     x = torch.randn(tokens, 4096, device="cuda", dtype=BF16)
     weight = torch.randn(192, 4096, device="cuda") * 0.02
     bias = torch.randn(192, device="cuda") * 0.01
@@ -199,13 +224,16 @@ def test_gqa_heads(heads, dim, side, tokens, interleaved) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 64, 1000])
 def test_mla_heads(tokens: int) -> None:
-    q = torch.randn(tokens, 16, 192).to(BF16)
-    kv, weight = torch.randn(tokens, 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
+    both, weight = torch.randn(tokens, 16 * 192 + 576).to(BF16), (torch.rand(512) + 0.5).to(BF16)
+    q, kv = both[:, : 16 * 192].view(tokens, 16, 192), both[:, 16 * 192 :]
     turn, slots = torch.rand(tokens, 32) * 6, torch.randperm(70 * 64)[:tokens]
     mine, theirs = views(KVShape(1, 576, 512, shared_value=True))
     want = mla_heads(q, kv, weight, 1e-6, Rotation(turn.cos(), turn.sin(), True), theirs, slots)
     there = Rotation(turn.cos().cuda(), turn.sin().cuda(), True)
-    out = mla_heads(q.cuda(), kv.cuda(), weight.cuda(), 1e-6, there, mine, slots.cuda())
+    both = both.cuda()
+    q, kv = both[:, : 16 * 192].view(tokens, 16, 192), both[:, 16 * 192 :]
+    out = mla_heads(q, kv, weight.cuda(), 1e-6, there, mine, slots.cuda())
+    assert out[0].data_ptr() == q.data_ptr()  # in place: the kernel took strided rows
     assert all(error(a, b) < 4e-3 for a, b in zip(out, want, strict=True))
     assert same_pages(mine, theirs)
 

@@ -98,6 +98,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         DEEPSEEK | {"q_lora_rank": None, "rms_norm_eps": 1e-5, "n_group": 1, "topk_group": 1},
     ),
+    "deepseek3 biases": ("DeepseekV3", DEEPSEEK | {"attention_bias": True}),
+    "deepseek3 biases but on queries": (
+        "DeepseekV3",
+        DEEPSEEK | {"attention_bias": True, "q_lora_rank": None},
+    ),
     "deepseek3 yarn": ("DeepseekV3", DEEPSEEK | {"rope_parameters": DEEPSEEK_YARN}),
     "deepseek3 half-split rope": ("DeepseekV3", DEEPSEEK | {"rope_interleave": False}),
     "deepseek2 greedy": (

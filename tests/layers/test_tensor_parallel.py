@@ -18,7 +18,14 @@ from helpers.zoo import CASES, TOKENS, random_model
 
 # 2 KV heads over 4 ranks are replicated; 97 vocabulary rows are padded.
 NAMES = {
-    2: ["hy3", "llama biases", "llama tied", "qwen3 moe", "deepseek3 no query latent"],
+    2: [
+        "hy3",
+        "llama biases",
+        "llama tied",
+        "qwen3 moe",
+        "deepseek3 biases but on queries",
+        "deepseek2 greedy",
+    ],
     4: ["hy3", "llama biases", "deepseek3"],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -15,7 +16,7 @@ from baton.layers.weights import Weighted
 from baton.models.load import dummy_weights, load_weights
 from baton.models.registry import build, parse
 from baton.parallel.group import LocalGroup
-from helpers.forward import DictCheckpoint, Driver, FolderCheckpoint
+from helpers.forward import DictCheckpoint, Driver, FolderCheckpoint, relative_error
 from helpers.zoo import CASES, TOKENS, random_model
 
 
@@ -59,6 +60,23 @@ def test_stacked_and_outer_names_are_the_same_weights(case: str, tmp_path: Path)
     outer = in_memory_names(tensors)
     assert set(outer) != set(tensors)
     assert torch.equal(logits(config, outer), logits(config, tensors))
+
+
+def test_a_shared_expert_that_is_not_made_of_whole_experts(tmp_path: Path) -> None:
+    """48 wide beside experts of 32 it is an MLP of its own; zeros make it two experts."""
+    config, tensors = saved("deepseek2 greedy", tmp_path)
+    assert config.moe.shared_experts == 2
+    narrow, padded = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if "shared_experts" in name:
+            narrow[name] = tensor[:, :48] if "down" in name else tensor[:48]
+            padded[name] = torch.zeros_like(tensor)
+            padded[name][: narrow[name].shape[0], : narrow[name].shape[1]] = narrow[name]
+    moe = dataclasses.replace(config.moe, shared_intermediate=48)
+    assert moe.shared_experts == 0
+    apart = logits(dataclasses.replace(config, moe=moe), narrow)
+    assert relative_error(apart, logits(config, padded)) < 1e-5
+    assert relative_error(apart, logits(config, tensors)) > 1e-2
 
 
 def test_hy3_released_names_are_what_transformers_saves(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
-from baton.ops.moe import expert_mlp
+from baton.ops.moe import dense_mlp, expert_mlp
 from baton.ops.router import route
 
 
@@ -57,6 +57,34 @@ def test_normalised_weights_sum_to_the_scale(score: str) -> None:
     logits = torch.randn(6, 9, dtype=torch.float64)
     _, weights = route(logits, None, MoEConfig(9, 3, 1, score=score, scale=2.5))
     assert torch.allclose(weights.sum(-1), torch.full((6,), 2.5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def test_shared_experts_are_columns_behind_the_chosen_ones(score: str) -> None:
+    logits = torch.randn(6, 9, dtype=torch.float64)
+    base = {"num_experts": 9, "top_k": 3, "intermediate": 4, "score": score, "scale": 2.5}
+    experts, weights = route(logits, None, MoEConfig(**base, shared_intermediate=8))
+    assert (experts[:, 3:] == torch.tensor([9, 10])).all()
+    assert (weights[:, 3:] == 1).all()
+    # what is not made of whole experts has no columns
+    for got, want in zip(
+        (experts, weights),
+        route(logits, None, MoEConfig(**base, shared_intermediate=6)),
+        strict=True,
+    ):
+        assert torch.equal(got[:, :3], want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_dense_products_of_experts_that_all_tokens_visit(count: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 10).to(dtype)
+    gate_up, down = torch.randn(count, 12, 10).to(dtype), torch.randn(count, 10, 6).to(dtype)
+    experts = torch.arange(count).expand(5, count)
+    want = one_by_one(x, experts, torch.ones(5, count), gate_up, down)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    assert (dense_mlp(x, gate_up, down) - want).norm() <= tolerance * want.norm()
 
 
 def test_scores_that_vanish_do_not_divide_by_zero() -> None:

@@ -20,7 +20,10 @@ def ints(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
-def gemm(experts: int, width: int, inner: int, tiles: Tiles, gated: bool, direct: bool) -> Compiled:
+def gemm(
+    experts: int, top_k: tuple[int, int], width: int, inner: int, tiles: Tiles, gated: bool,
+    direct: bool,
+) -> Compiled:  # fmt: skip
     index = L if direct else "*i32"
     block = f"tensordesc<bf16[{tiles.n if gated else tiles.m},{tiles.k}]>"
     return compile_sm90(
@@ -30,19 +33,19 @@ def gemm(experts: int, width: int, inner: int, tiles: Tiles, gated: bool, direct
             "rows": index, "experts": index, "ends": index, **ints("pairs blocks x_stride"),
         },
         {
-            "E": experts, "N": width, "K": inner, "TOP_K": 8, "BM": tiles.m, "BN": tiles.n,
-            "BK": tiles.k, "GROUP": tiles.group, "GATED": gated, "SWAP": tiles.swap,
-            "DIRECT": direct,
+            "E": experts, "N": width, "K": inner, "TOP_K": sum(top_k), "ROUTED": top_k[0],
+            "BM": tiles.m, "BN": tiles.n, "BK": tiles.k, "GROUP": tiles.group,
+            "GATED": gated, "SWAP": tiles.swap, "DIRECT": direct,
         },
         unaligned=("pairs", "blocks"), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
-#: (experts, top k, hidden, intermediate)
+#: (routed experts, top k, shared experts, hidden, intermediate)
 SHAPES = {
-    "hy3": (192, 8, 4096, 1536),
-    "moonlight": (64, 6, 2048, 1408),
-    "qwen3": (128, 8, 2048, 768),
+    "hy3": (192, 8, 1, 4096, 1536),
+    "moonlight": (64, 6, 2, 2048, 1408),
+    "qwen3": (128, 8, 0, 2048, 768),
 }
 TOKENS = [1, 64, 256, 1024, 16384]
 
@@ -54,11 +57,12 @@ TOKENS = [1, 64, 256, 1024, 16384]
     + [pytest.param(t, s, marks=pytest.mark.slow) for t in TOKENS for s in ("moonlight", "qwen3")],
 )
 def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
-    experts, top_k, hidden, inner = SHAPES[shape]
+    experts, top_k, common, hidden, inner = SHAPES[shape]
     pairs = tokens * top_k
     tiles = tiles_for(pairs, experts, gated, 2)
     size = (inner, hidden) if gated else (hidden, inner)
-    made = gemm(experts, *size, tiles, gated, pairs <= moe.DIRECT_PAIRS)
+    chosen, direct = (top_k, common), pairs <= moe.DIRECT_PAIRS
+    made = gemm(experts + common, chosen, *size, tiles, gated, direct)
     assert made.local == 0
     assert made.count("HGMMA") >= 4
     assert made.count("UTMALDG") >= 1
@@ -80,7 +84,12 @@ KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] =
 KERNELS["combine"] = (
     moe._combine,
     {"y": B, "weights": F, "place": "*i32", "shared": B, "out": B, "shared_stride": "i32"},
-    {"WIDTH": 4096, "TOP_K": 8, "BLOCK": 1024, "DIRECT_M": 0, "SHARED": True},
+    {"WIDTH": 4096, "TOP_K": 8, "ROUTED": 8, "BLOCK": 1024, "DIRECT_M": 0, "SHARED": True},
+    {},
+)
+KERNELS["combine direct"] = (
+    *KERNELS["combine"][:2],
+    {"WIDTH": 4096, "TOP_K": 9, "ROUTED": 8, "BLOCK": 1024, "DIRECT_M": 16, "SHARED": False},
     {},
 )
 KERNELS["norm"] = (
@@ -141,7 +150,7 @@ for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
         },
         {
             "PARTS": 16, "E": experts, "LANES": 256 if experts > 64 else 64, "TOP_K": 8,
-            "SIGMOID": True, "BIAS": True, "NORMALISE": True, "GROUPS": groups,
+            "SHARED": 1, "SIGMOID": True, "BIAS": True, "NORMALISE": True, "GROUPS": groups,
             "TOP_GROUPS": top_groups, "PAIR": True,
         },
         {"num_warps": 1, "unaligned": ("tokens",)},
@@ -182,5 +191,5 @@ def test_small_kernels(name: str) -> None:
     assert made.shared <= SHARED // 2
     if name.startswith("gate"):
         assert made.count("HGMMA") >= 4
-    if name in ("combine", "norm", "silu_mul", "gqa", "sample: maxima"):
+    if name in ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima"):
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread

@@ -69,6 +69,13 @@ class MoEConfig:
     shared_intermediate: int = 0
     fp32_combine: bool = True
 
+    @property
+    def shared_experts(self) -> int:
+        """How many experts of `intermediate` the shared one is made of: they lie behind the routed
+        ones and every token visits them. 0 when it is not a whole number of them."""
+        count, rest = divmod(self.shared_intermediate, self.intermediate)
+        return 0 if rest else count
+
 
 @dataclass(frozen=True)
 class ModelConfig:

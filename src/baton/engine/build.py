@@ -241,7 +241,7 @@ def transient_bytes(config: EngineConfig) -> BytesModel:
     """Activations of one layer per token, and the gathered context of one sequence, in bytes.
 
     Counts what is alive at once in the widest layer: residual, normed input, projections and the
-    MLP's two halves (for routed experts, `top_k` of them), each at most twice.
+    MLP's two halves (for routed experts, those of each that a token visits), each at most twice.
     """
     model, size = config.model, itemsize(config.dtype)
     heads = model.attention.num_heads
@@ -257,8 +257,10 @@ def transient_bytes(config: EngineConfig) -> BytesModel:
         row += stored
     wide = 3 * model.intermediate_size
     if model.moe is not None:
-        routed = model.moe.top_k * (3 * model.moe.intermediate + 2 * model.hidden_size)
-        wide = max(wide, routed + 3 * model.moe.shared_intermediate)
+        visited = model.moe.top_k + model.moe.shared_experts
+        routed = visited * (3 * model.moe.intermediate + 2 * model.hidden_size)
+        apart = 0 if model.moe.shared_experts else model.moe.shared_intermediate
+        wide = max(wide, routed + 3 * apart)
     return BytesModel(
         per_token=2.0 * size * (4 * model.hidden_size + row + wide),
         per_context_token=2.0 * size * stored,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ class Linear(Weighted):
             row-parallel: results are summed over ranks (unless `reduce` is off, for a caller
             that sums once for several layers).
         parts: output rows of each checkpoint tensor, this rank's share of each, in GEMM order.
-        bias: whether `<part>.bias` exist.
+        bias: whether `<part>.bias` exist, or which parts have one; the others' is zero.
         reduce: sum over ranks.
 
     Input `[..., inputs.size]`, output `[..., sum of the shares]`, in the context's dtype.
@@ -30,7 +30,7 @@ class Linear(Weighted):
         context: LayerContext,
         inputs: Split,
         parts: Mapping[str, Split],
-        bias: bool = False,
+        bias: bool | Collection[str] = False,
         reduce: bool = True,
     ) -> None:
         super().__init__()
@@ -38,12 +38,13 @@ class Linear(Weighted):
         self.group = context.group
         self.sharded_inputs = inputs.size < inputs.total
         self.reduce = self.sharded_inputs and reduce
+        biased = bias if isinstance(bias, Collection) else parts if bias else ()
         rows = sum(part.size for part in parts.values())
         self.weight: torch.Tensor
         self.bias: torch.Tensor | None
         self.declare("weight", (rows, inputs.size), context.dtype)
         self.register_parameter("bias", None)
-        if bias:
+        if biased:
             self.declare("bias", (rows,), context.dtype)
         row = 0
         for name, part in parts.items():
@@ -52,9 +53,9 @@ class Linear(Weighted):
             shape = (part.total, inputs.total)
             weight = Source(f"{name}.weight", shape, (part.index, inputs.index))
             self.fills.append(Fill("weight", (into, slice(None)), (weight,)))
-            if bias:
+            if biased:
                 source = Source(f"{name}.bias", (part.total,), (part.index,))
-                self.fills.append(Fill("bias", (into,), (source,)))
+                self.fills.append(Fill("bias", (into,), (source,) if name in biased else ()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., inputs] -> [..., rows]`."""
@@ -68,9 +69,12 @@ class Linear(Weighted):
 
 
 def column(
-    context: LayerContext, inputs: int, parts: Mapping[str, Split], bias: bool = False
+    context: LayerContext,
+    inputs: int,
+    parts: Mapping[str, Split],
+    bias: bool | Collection[str] = False,
 ) -> Linear:
-    """Whole inputs, each rank its own output rows."""
+    """Whole inputs, each rank its own output rows (or all rows of a part that is whole)."""
     return Linear(context, whole(inputs), parts, bias)
 
 
@@ -84,11 +88,3 @@ def row(
 ) -> Linear:
     """Each rank its own inputs, whole outputs, summed over ranks."""
     return Linear(context, inputs, {name: whole(outputs)}, bias, reduce)
-
-
-def replicated(
-    context: LayerContext, inputs: int, outputs: Mapping[str, int], bias: bool = False
-) -> Linear:
-    """Every rank computes everything."""
-    parts = {name: whole(size) for name, size in outputs.items()}
-    return Linear(context, whole(inputs), parts, bias)

@@ -9,9 +9,9 @@ from baton.attention.backend import Attention, AttentionPlan
 from baton.attention.spec import MLASpec
 from baton.config.model import MLAConfig
 from baton.core.kv import KVView
-from baton.layers.linear import column, replicated, row
+from baton.layers.linear import column, row
 from baton.layers.norm import RMSNorm
-from baton.layers.weights import LayerContext, split_even
+from baton.layers.weights import LayerContext, split_even, whole
 from baton.ops.qkv import mla_heads
 
 LATENT_EPS = 1e-6  # of the norms on latents: the family fixes it, whatever rms_norm_eps says
@@ -39,15 +39,16 @@ class MLA(nn.Module):
         up = split_even(heads, group, what, config.nope_dim + config.v_dim)
         out = split_even(heads, group, what, config.v_dim)
         self.heads = q.size // q_width
+        # One GEMM for what reads x: queries or their latent, and the latent of keys and values.
+        latent = {"kv_a_proj_with_mqa": whole(rank + config.rope_dim)}
         if config.q_lora_rank is None:
-            self.q_proj = column(context, hidden, {"q_proj": q})
+            parts = {"q_proj": q} | latent
+            self.in_proj = column(context, hidden, parts, latent if bias else False)
         else:
             lora = config.q_lora_rank
-            self.q_a_proj = replicated(context, hidden, {"q_a_proj": lora}, bias)
+            self.in_proj = column(context, hidden, {"q_a_proj": whole(lora)} | latent, bias)
             self.q_a_layernorm = RMSNorm(context, "q_a_layernorm", lora, LATENT_EPS)
             self.q_b_proj = column(context, lora, {"q_b_proj": q})
-        down = {"kv_a_proj_with_mqa": rank + config.rope_dim}
-        self.kv_a_proj_with_mqa = replicated(context, hidden, down, bias)
         self.kv_a_layernorm = RMSNorm(context, "kv_a_layernorm", rank, LATENT_EPS)
         self.kv_b_proj = column(context, rank, {"kv_b_proj": up})
         self.o_proj = row(context, "o_proj", out, hidden, bias=bias)
@@ -57,12 +58,12 @@ class MLA(nn.Module):
     ) -> torch.Tensor:
         """`[T, hidden] -> [T, hidden]`; the tokens' latents go to `view`."""
         config, tokens = self.config, x.shape[0]
-        if config.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = q.view(tokens, self.heads, -1)
-        norm, kv = self.kv_a_layernorm, self.kv_a_proj_with_mqa(x)
+        both, width = self.in_proj(x), config.kv_lora_rank + config.rope_dim
+        q, kv = both[:, :-width], both[:, -width:]
+        if config.q_lora_rank is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        q = q.view(tokens, self.heads, config.nope_dim + config.rope_dim)
+        norm = self.kv_a_layernorm
         q, latent = mla_heads(q, kv, norm.weight, norm.eps, plan.rotation, view, plan.slots)
         up = self.kv_b_proj.weight.view(self.heads, -1, config.kv_lora_rank)
         out = attention.mla(plan, view, q, latent, up, stored=True)

@@ -1,4 +1,4 @@
-"""A layer of routed experts, with or without a shared one."""
+"""A layer of routed experts, with or without shared ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Router(Weighted):
             self.fills.append(Fill("bias", (all_rows,), (bias,), dummy="zero"))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`[T, H] -> (experts int64 [T, K], weights [T, K])`."""
+        """`[T, H] -> (experts int64 [T, K + S], weights [T, K + S])`, shared experts behind."""
         return gate(x, self.weight, self.bias, self.moe)
 
 
@@ -46,18 +46,19 @@ class Experts(Weighted):
 
     Checkpoint tensors: one per expert (`experts.E.gate_proj.weight [I, H]`, ...), or stacked as
     transformers keeps them in memory (`experts.gate_up_proj [E, 2I, H]`,
-    `experts.down_proj [E, H, I]`).
+    `experts.down_proj [E, H, I]`). S shared experts lie behind the E routed ones; the checkpoint
+    has them as one MLP (`shared_experts.gate_proj.weight [S I, H]`, ...).
     """
 
     def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
         super().__init__()
-        self.wide_combine = moe.fp32_combine
+        self.wide_combine, self.common = moe.fp32_combine, moe.shared_experts
         count, width = moe.num_experts, moe.intermediate
         share = split_even(width, context.group, "the experts' intermediate size")
         self.gate_up: torch.Tensor
         self.down: torch.Tensor
-        self.declare("gate_up", (count, 2 * share.size, hidden), context.dtype)
-        self.declare("down", (count, hidden, share.size), context.dtype)
+        self.declare("gate_up", (count + self.common, 2 * share.size, hidden), context.dtype)
+        self.declare("down", (count + self.common, hidden, share.size), context.dtype)
         every = slice(None)
         for e in range(count):
             for place, part in enumerate(("gate_proj", "up_proj")):
@@ -73,6 +74,17 @@ class Experts(Weighted):
                 Source("experts.down_proj", (count, hidden, width), (e, every, share.index)),
             )
             self.fills.append(Fill("down", (e, every, every), sources))
+        total = moe.shared_intermediate
+        for s in range(self.common):
+            part_of = slice(s * width + share.start, s * width + share.stop)
+            for place, part in enumerate(("gate_proj", "up_proj")):
+                into = slice(place * share.size, (place + 1) * share.size)
+                name = f"shared_experts.{part}.weight"
+                source = Source(name, (total, hidden), (part_of, every))
+                self.fills.append(Fill("gate_up", (count + s, into, every), (source,)))
+            name = "shared_experts.down_proj.weight"
+            source = Source(name, (hidden, total), (every, part_of))
+            self.fills.append(Fill("down", (count + s, every, every), (source,)))
 
     def forward(
         self,
@@ -82,11 +94,14 @@ class Experts(Weighted):
         shared: torch.Tensor | None,
     ) -> torch.Tensor:
         """This rank's share of the combined output, with `shared` added: `[T, H]`."""
-        return expert_mlp(x, experts, weights, self.gate_up, self.down, self.wide_combine, shared)
+        return expert_mlp(
+            x, experts, weights, self.gate_up, self.down, self.wide_combine, shared, self.common
+        )
 
 
 class MoE(nn.Module):
-    """Router, routed experts, shared expert; one sum over ranks for all of it."""
+    """Router, routed experts, shared experts; one sum over ranks for all of it. A shared expert
+    that is not made of whole experts is an MLP of its own."""
 
     def __init__(self, context: LayerContext, moe: MoEConfig, hidden: int) -> None:
         super().__init__()
@@ -95,7 +110,7 @@ class MoE(nn.Module):
         self.experts = Experts(context, moe, hidden)
         self.shared_experts = (
             MLP(context, hidden, moe.shared_intermediate, reduce=False)
-            if moe.shared_intermediate
+            if moe.shared_intermediate and not moe.shared_experts
             else None
         )
 

@@ -9,6 +9,8 @@ from baton.ops.activation import silu_mul
 from baton.ops.dispatch import on_gpu
 from baton.ops.dtypes import wide
 
+#: Tokens from which experts that all of them visit are cheaper as dense products.
+SHARED_DENSE_FROM = 2048
 #: Tokens per expert, on average, from which PyTorch's grouped GEMM beats the fused kernels.
 LIBRARY_FROM = float("inf")
 
@@ -31,6 +33,7 @@ def expert_mlp(
     down: torch.Tensor,
     wide_combine: bool = True,
     shared: torch.Tensor | None = None,
+    common: int = 0,
 ) -> torch.Tensor:
     """`sum_k weights[t, k] * mlp_of(experts[t, k])(x[t]) + shared[t]`.
 
@@ -43,6 +46,8 @@ def expert_mlp(
         wide_combine: sum the K outputs in float32 (float64 for float64), else in x's dtype. On a
             GPU the sum is always in float32.
         shared: `[T, H]`, what else belongs to the sum.
+        common: the last `common` columns of `experts` are the last experts, the same ones for
+            every token and with weight 1.
 
     Returns:
         `[T, H]` in x's dtype. The plain path reads expert counts on the host; the kernels do not.
@@ -51,12 +56,16 @@ def expert_mlp(
         from baton.ops.triton import moe as kernels
 
         if kernels.supported(x, gate_up, down):
+            if common and shared is None and x.shape[0] >= SHARED_DENSE_FROM:
+                shared = dense_mlp(x, gate_up[-common:], down[-common:])
+                experts, weights = experts[:, :-common], weights[:, :-common]
+                gate_up, down, common = gate_up[:-common], down[:-common], 0
             mean = experts.numel() / gate_up.shape[0]
             if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
                 from baton.ops.triton import moe_library
 
                 return moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
-            return kernels.expert_mlp(x, experts, weights, gate_up, down, shared)
+            return kernels.expert_mlp(x, experts, weights, gate_up, down, shared, common)
     top_k = experts.shape[1]
     order = experts.flatten().argsort(stable=True)
     tokens = order // top_k
@@ -74,3 +83,13 @@ def expert_mlp(
         out.index_add_(0, rows, part)
         start += count
     return (out if shared is None else out + shared).to(x.dtype)
+
+
+def dense_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Every one of a few experts for every token, summed: `[T, H]`; shapes as in `expert_mlp`."""
+    count, width, _ = gate_up.shape
+    hidden = silu_mul(F.linear(x, gate_up.flatten(0, 1)).view(-1, count, width))
+    out = F.linear(hidden[:, 0], down[0])
+    for expert in range(1, count):
+        out.addmm_(hidden[:, expert], down[expert].t())
+    return out

@@ -62,7 +62,7 @@ def mla_heads(
     """Rotate queries; norm the latent, rotate the key beside it, store both.
 
     Args:
-        q: `[T, H, nope + rope]`.
+        q: `[T, H, nope + rope]`. Rows of it and of `kv` may be any distance apart.
         kv: `[T, rank + rope]`: the latent, and the rotated key that all heads share.
         weight: `[rank]` of the latent's norm.
         eps: of that norm.
@@ -75,7 +75,7 @@ def mla_heads(
     """
     rope = 2 * rotation.cos.shape[-1]
     paged = view.paged() if on_gpu(q, kv, weight) else None
-    if paged is not None and q.is_contiguous() and kv.stride(-1) == 1:
+    if paged is not None and q.stride()[1:] == (q.shape[2], 1) and kv.stride(-1) == 1:
         from baton.ops.triton import qkv as kernels
 
         angles = rotation.cos, rotation.sin, rotation.interleaved

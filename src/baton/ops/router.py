@@ -37,8 +37,9 @@ def route(
         moe: top_k, score function, groups, normalisation and scale.
 
     Returns:
-        `(experts int64 [T, K], weights [T, K])`; weights are the unbiased scores, divided by
-        their sum + 1e-20 when `moe.normalise`, times `moe.scale`.
+        `(experts int64 [T, K + S], weights [T, K + S])`; weights are the unbiased scores, divided
+        by their sum + 1e-20 when `moe.normalise`, times `moe.scale`. The last S columns are the
+        `moe.shared_experts`, with weight 1.
     """
     if on_gpu(logits):
         from baton.ops.triton import router as kernels
@@ -53,7 +54,13 @@ def route(
     weights = scores.gather(-1, experts)
     if moe.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return experts, weights * moe.scale
+    weights = weights * moe.scale
+    if moe.shared_experts:
+        size = logits.shape[0], moe.shared_experts
+        shared = torch.arange(moe.shared_experts, device=logits.device) + logits.shape[1]
+        experts = torch.cat((experts, shared.expand(size)), -1)
+        weights = torch.cat((weights, weights.new_ones(size)), -1)
+    return experts, weights
 
 
 def _keep_best_groups(choice: torch.Tensor, moe: MoEConfig) -> torch.Tensor:

@@ -35,6 +35,12 @@ def choices(case: str, tokens: int, count: int, top_k: int) -> torch.Tensor:
     return scores.topk(top_k, 1).indices
 
 
+def with_common(experts: torch.Tensor, count: int, common: int) -> torch.Tensor:
+    """The `common` experts behind `count` routed ones, for every token."""
+    shared = torch.arange(count, count + common).repeat(experts.shape[0], 1)
+    return torch.cat((experts, shared), 1)
+
+
 @pytest.mark.parametrize("block_m", [1, 16, 64])
 @pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
 @pytest.mark.parametrize("tokens", [1, 7, 83])
@@ -57,6 +63,19 @@ def test_alignment(case: str, tokens: int, block_m: int) -> None:
     for expert in range(count):
         own = place[flat == expert]
         assert torch.equal(own, own.sort().values)
+
+
+@pytest.mark.parametrize("block_m", [1, 16, 64])
+@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
+@pytest.mark.parametrize("tokens", [1, 16, 83])
+def test_alignment_has_room_for_experts_that_all_tokens_visit(
+    case: str, tokens: int, block_m: int
+) -> None:
+    count, top_k, common = 12, 3, 2
+    experts = with_common(choices(case, tokens, count, top_k), count, common)
+    plan, loose = (align(experts, count + common, block_m, known) for known in (common, 0))
+    assert int(plan.ends[-1]) <= plan.blocks * block_m <= loose.blocks * block_m
+    assert torch.equal(plan.place, loose.place)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -82,6 +101,21 @@ def test_experts(case: str, tokens: int, dtype: torch.dtype) -> None:
     ]  # bfloat16 is cut, not rounded, here
     assert out.dtype == dtype
     assert error(out, want) < limit
+
+
+@pytest.mark.parametrize("common", [1, 2])
+@pytest.mark.parametrize("case", ["same", "uniform"])
+@pytest.mark.parametrize("tokens", [1, 4, 10, 16, 60])  # up to 10 without alignment
+def test_experts_that_all_tokens_visit(case: str, tokens: int, common: int) -> None:
+    torch.manual_seed(tokens)
+    count, top_k, hidden, inner = 6, 3, 136, 72
+    experts = with_common(choices(case, tokens, count, top_k), count, common)
+    weights = torch.rand(tokens, top_k + common)
+    x = torch.randn(tokens, hidden)
+    gate_up = torch.randn(count + common, 2 * inner, hidden) * hidden**-0.5
+    down = torch.randn(count + common, hidden, inner) * inner**-0.5
+    out = moe.expert_mlp(x, experts, weights, gate_up, down, None, common)
+    assert error(out, oracle(x, experts, weights, gate_up, down)) < 2e-6
 
 
 @pytest.mark.parametrize("mean", [2, 15, 40, 100])
@@ -113,12 +147,24 @@ def test_gate_is_as_good_as_float32(tokens: int, count: int) -> None:
 
 
 MOES = {
-    "hy3": MoEConfig(192, 8, 1, score="sigmoid", score_bias=True, scale=2.826),
-    "moonlight": MoEConfig(64, 6, 1, score="sigmoid", score_bias=True, scale=2.446),
+    "hy3": MoEConfig(
+        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
+    ),
+    "moonlight": MoEConfig(
+        64, 6, 1, score="sigmoid", score_bias=True, scale=2.446, shared_intermediate=2
+    ),
     "qwen3": MoEConfig(128, 8, 1),
     "softmax, as they are": MoEConfig(20, 3, 1, normalise=False),
     "groups by two": MoEConfig(
-        64, 8, 1, score="sigmoid", score_bias=True, groups=8, top_groups=4, group_score="top2"
+        64,
+        8,
+        1,
+        score="sigmoid",
+        score_bias=True,
+        groups=8,
+        top_groups=4,
+        group_score="top2",
+        shared_intermediate=1,
     ),
     "groups by one": MoEConfig(64, 6, 1, groups=8, top_groups=3, normalise=False, scale=16.0),
 }
@@ -147,8 +193,10 @@ def test_useless_logits_still_choose_distinct_experts(name: str, value: float) -
     logits[0, 1, 3:] = 1.0
     experts, _ = router.choose(logits, None, config)
     assert (experts >= 0).all()
-    assert (experts < config.num_experts).all()
-    assert all(len(set(row)) == config.top_k for row in experts.tolist())
+    chosen, shared = experts.split([config.top_k, config.shared_experts], 1)
+    assert (chosen < config.num_experts).all()
+    assert all(len(set(row)) == config.top_k for row in chosen.tolist())
+    assert (shared == torch.arange(config.shared_experts) + config.num_experts).all()
 
 
 @pytest.mark.parametrize("case", ["same", "skewed", "uniform"])

@@ -96,14 +96,15 @@ def test_gqa_heads(heads, dim, side, tokens, normed, interleaved, dtype) -> None
 def test_mla_heads(heads, nope, rank, side, interleaved, dtype) -> None:
     torch.manual_seed(0)
     tokens = 5
-    q = torch.randn(tokens, heads, nope + 2 * side).to(dtype)
-    kv = torch.randn(tokens, rank + 2 * side).to(dtype)
+    width = heads * (nope + 2 * side)
+    both = torch.randn(tokens, width + rank + 2 * side).to(dtype)  # of one projection
+    q, kv = both[:, :width].view(tokens, heads, -1), both[:, width:]
     weight = (torch.rand(rank) + 0.5).to(dtype)
     rotation, slots = angles(tokens, side, interleaved), torch.randperm(36)[:tokens]
     mine, theirs = pages(1, rank + 2 * side, rank, dtype, shared=True)
     want = plain_qkv.mla_heads(q, kv, weight, 1e-6, rotation, theirs, slots)
     turn = (rotation.cos, rotation.sin, interleaved)
-    out = qkv.mla_heads(q.clone(), kv.clone(), weight, 1e-6, turn, mine.paged()[0], slots)
+    out = qkv.mla_heads(q, kv, weight, 1e-6, turn, mine.paged()[0], slots)
     for a, b in zip(out, want, strict=True):
         assert close(a, b, dtype)
     a, b = mine.paged()[0], theirs.paged()[0]

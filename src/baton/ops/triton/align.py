@@ -69,11 +69,15 @@ def _align(
             tl.store(experts + start // BLOCK_M + begin + lane, lane * 0 + expert, mask=mask)
 
 
-def align(experts: torch.Tensor, count: int, block_m: int) -> Alignment:
-    """Sort pairs of `experts [T, K]` (ids in `[0, count)`) into tiles of `block_m`."""
-    pairs = experts.numel()
-    # Each expert in use adds less than one tile of padding, and there are at most `pairs` tiles.
-    blocks = min(pairs, (pairs + count * (block_m - 1)) // block_m)
+def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> Alignment:
+    """Sort pairs of `experts [T, K]` (ids in `[0, count)`) into tiles of `block_m`. `common`: as in
+    `ops.moe.expert_mlp`."""
+    pairs, tokens = experts.numel(), experts.shape[0]
+    routed = pairs - common * tokens
+    # Each expert in use adds less than one tile of padding, and there are at most `routed` tiles;
+    # how many the experts have that all tokens visit is known.
+    blocks = min(routed, (routed + (count - common) * (block_m - 1)) // block_m)
+    blocks += common * triton.cdiv(tokens, block_m)
     sizes = blocks * block_m, pairs, blocks, count
     where = experts.device
     rows, place, tile_experts, ends = (

@@ -11,6 +11,9 @@ the others were routed.
 With few tokens per expert the weights are the 64-wide side of the tensor core instruction and
 tokens the narrow side (operands swapped), so tiles of 16 tokens waste nothing but registers.
 Weights come through TMA, several tiles ahead.
+
+Experts that every token visits (`common`) are further tiles of the same launches: alone they
+would fill few SMs with a decode step's tokens, and wait for one another.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ from baton.ops.triton.align import Alignment, align
 from baton.ops.triton.common import dot
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
-#: Up to this many (token, expert) pairs each gets a tile of its own: no alignment launch, and
-#: the weights of an expert chosen twice come from L2 the second time.
+#: Up to this many (token, routed expert) pairs each gets a tile of its own: no alignment launch,
+#: and the weights of an expert chosen twice come from L2 the second time.
 DIRECT_PAIRS = 32
 
 
 @triton.jit
 def _grouped_gemm(
     x, a, w, out, rows, experts, ends, pairs, blocks, x_stride,
-    E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
+    E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     GATED: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
@@ -40,7 +43,8 @@ def _grouped_gemm(
 
     GATED: `in` is x read by token index, W is `[E, 2N, K]`, f is SiLU times. Otherwise `in` is
     `a` (a descriptor) read by position and W is `[E, N, K]`. `w`, `a` are descriptors with
-    blocks `[BN, BK]` and `[BM, BK]`.
+    blocks `[BN, BK]` and `[BM, BK]`. DIRECT: a tile for each of a token's first ROUTED pairs, then
+    one with all tokens for each of the experts behind those.
     """
     pid = tl.program_id(0)
     # Tiles of GROUP consecutive blocks of rows run together: they share weights in L2.
@@ -51,8 +55,12 @@ def _grouped_gemm(
     column = pid % per_group // height * BN
     lane = tl.arange(0, BM)
     if DIRECT:
-        expert = tl.load(experts + block).to(tl.int32)
-        pair = tl.where(lane == 0, block, pairs)
+        tokens = pairs // TOP_K
+        common = block - tokens * ROUTED
+        leader = block // ROUTED * TOP_K + block % ROUTED
+        leader = tl.where(common < 0, leader, ROUTED + common)
+        expert = tl.load(experts + leader).to(tl.int32)
+        pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * TOP_K, pairs)
     else:
         if block * BM >= tl.load(ends + E - 1):
             return
@@ -102,7 +110,7 @@ def _grouped_gemm(
 @triton.jit
 def _combine(
     y, weights, place, shared, out, shared_stride,
-    WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr, BLOCK: tl.constexpr,
     DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """`out[t] = sum_k weights[t, k] y[place[t, k]] (+ shared[t])`."""
@@ -113,7 +121,10 @@ def _combine(
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         if DIRECT_M > 0:
-            row = pair * DIRECT_M
+            if k < ROUTED:
+                row = (token * ROUTED + k) * DIRECT_M
+            else:
+                row = (tl.num_programs(0) * ROUTED + (k - ROUTED)) * DIRECT_M + token
         else:
             row = tl.load(place + pair).to(tl.int64)
         part = tl.load(y + row * WIDTH + col, mask=mask, other=0.0).to(tl.float32)
@@ -129,9 +140,11 @@ def combine(
     place: torch.Tensor,
     shared: torch.Tensor | None,
     direct_m: int = 0,
+    common: int = 0,
 ) -> torch.Tensor:
     """Sum of each token's rows of `y [P, H]`, weighted by `weights [T, K]`, at `place` int32
-    `[T * K]` (or `pair * direct_m`), plus `shared [T, H]`; in y's dtype, summed in float32."""
+    `[T * K]`, plus `shared [T, H]`; in y's dtype, summed in float32. With `direct_m` rows lie in
+    tiles of that many, as `_grouped_gemm` puts them without alignment."""
     tokens, top_k = weights.shape
     width = y.shape[1]
     out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
@@ -139,8 +152,8 @@ def combine(
     extra = out if shared is None else shared
     _combine[(tokens, triton.cdiv(width, block))](
         y, weights, place, extra, out, extra.stride(0),
-        WIDTH=width, TOP_K=top_k, BLOCK=block, DIRECT_M=direct_m, SHARED=shared is not None,
-        num_warps=4,
+        WIDTH=width, TOP_K=top_k, ROUTED=top_k - common, BLOCK=block, DIRECT_M=direct_m,
+        SHARED=shared is not None, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -152,6 +165,7 @@ def _gemm(
     plan: Alignment,
     tiles: Tiles,
     top_k: int,
+    common: int,
     gated: bool,
     direct: bool,
 ) -> None:
@@ -162,8 +176,8 @@ def _gemm(
     a = w if gated else TensorDescriptor.from_tensor(x, [tiles.m, tiles.k])
     _grouped_gemm[(plan.blocks * triton.cdiv(width, tiles.n),)](
         x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks, x.stride(0),
-        E=experts, N=width, K=inner, TOP_K=top_k, BM=tiles.m, BN=tiles.n, BK=tiles.k,
-        GROUP=tiles.group, GATED=gated, SWAP=tiles.swap, DIRECT=direct,
+        E=experts, N=width, K=inner, TOP_K=top_k, ROUTED=top_k - common, BM=tiles.m, BN=tiles.n,
+        BK=tiles.k, GROUP=tiles.group, GATED=gated, SWAP=tiles.swap, DIRECT=direct,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
@@ -186,6 +200,7 @@ def expert_mlp(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     shared: torch.Tensor | None = None,
+    common: int = 0,
 ) -> torch.Tensor:
     """See `ops.moe.expert_mlp`; one dtype for x and the weights; always sums in float32."""
     tokens, top_k = experts.shape
@@ -194,18 +209,18 @@ def expert_mlp(
         return torch.empty(0, hidden, dtype=x.dtype, device=x.device)
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, weights = experts.contiguous(), weights.contiguous()
-    pairs, size = tokens * top_k, x.dtype.itemsize
-    first = tiles_for(pairs, count, gated=True, itemsize=size)
-    second = tiles_for(pairs, count, gated=False, itemsize=size)
-    direct = pairs <= DIRECT_PAIRS
+    routed, size = tokens * (top_k - common), x.dtype.itemsize
+    first = tiles_for(routed, count - common, gated=True, itemsize=size)
+    second = tiles_for(routed, count - common, gated=False, itemsize=size)
+    direct = routed <= DIRECT_PAIRS and tokens <= first.m
     if direct:
         flat = experts.view(-1)
-        plan = Alignment(pairs, pairs, flat, flat, flat, flat)
+        plan = Alignment(tokens * top_k, routed + common, flat, flat, flat, flat)
     else:
-        plan = align(experts, count, first.m)
+        plan = align(experts, count, first.m, common)
     positions = plan.blocks * first.m
     middle = torch.empty(positions, inner, dtype=x.dtype, device=x.device)
-    _gemm(x, gate_up, middle, plan, first, top_k, gated=True, direct=direct)
+    _gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
     y = torch.empty(positions, hidden, dtype=x.dtype, device=x.device)
-    _gemm(middle, down, y, plan, second, top_k, gated=False, direct=direct)
-    return combine(y, weights, plan.place, shared, first.m if direct else 0)
+    _gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
+    return combine(y, weights, plan.place, shared, first.m if direct else 0, common)

@@ -257,7 +257,8 @@ def mla_heads(
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ops.qkv.mla_heads`; overwrites `q` and `kv` and returns them. `pages` `[pages,
-    page_size, 1, rank + rope]` with any strides; a slot below 0 is not stored."""
+    page_size, 1, rank + rope]` with any strides; a slot below 0 is not stored. Of `q` and `kv` a
+    token's row must be contiguous."""
     cos, sin, interleaved = angles
     tokens, heads, width = q.shape
     side, rank = cos.shape[-1], kv.shape[-1] - 2 * cos.shape[-1]

@@ -8,7 +8,8 @@ few tokens the inner dimension is shared out over programs (`4 E H` bytes of wei
 parts, in order.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
-the lower expert. Bytes: the logits, once.
+the lower expert. Experts that every token visits are columns behind the chosen ones. Bytes: the
+logits, once.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def _choose(
     logits, bias, experts, weights, tokens, scale,
     PARTS: tl.constexpr, E: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
-    SIGMOID: tl.constexpr, BIAS: tl.constexpr, NORMALISE: tl.constexpr,
+    SHARED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -103,9 +104,9 @@ def _choose(
     choice = tl.where(real, tl.where(choice > _LOW, choice, _LOW), float("-inf"))
     if GROUPS > 1:
         choice = _keep_best_groups(choice, LANES, GROUPS, TOP_GROUPS, PAIR)
-    slot = tl.arange(0, triton.next_power_of_2(TOP_K))
-    chosen = slot * 0
-    picked = tl.zeros([triton.next_power_of_2(TOP_K)], tl.float32)
+    slot = tl.arange(0, triton.next_power_of_2(TOP_K + SHARED))
+    chosen = slot + (E - TOP_K)  # what the shared experts keep
+    picked = tl.zeros([triton.next_power_of_2(TOP_K + SHARED)], tl.float32)
     for k in tl.static_range(TOP_K):
         best = tl.argmax(choice, 0, tie_break_left=True)
         score = tl.sum(tl.where(lane == best, scores, 0.0), 0)
@@ -114,9 +115,10 @@ def _choose(
         choice = tl.where(lane == best, float("-inf"), choice)
     if NORMALISE:
         picked = picked / (tl.sum(picked, 0) + 1e-20)
-    target = token * TOP_K + slot
-    tl.store(experts + target, chosen.to(tl.int64), mask=slot < TOP_K)
-    tl.store(weights + target, picked * scale, mask=slot < TOP_K)
+    target = token * (TOP_K + SHARED) + slot
+    weight = tl.where(slot < TOP_K, picked * scale, 1.0)
+    tl.store(experts + target, chosen.to(tl.int64), mask=slot < TOP_K + SHARED)
+    tl.store(weights + target, weight, mask=slot < TOP_K + SHARED)
 
 
 @triton.jit
@@ -156,15 +158,16 @@ def choose(
     among equal choices the lower expert."""
     parts, tokens, count = logits.shape
     logits = logits.contiguous()
-    size = tokens, moe.top_k
+    size = tokens, moe.top_k + moe.shared_experts
     experts = torch.empty(size, dtype=torch.int64, device=logits.device)
     weights = torch.empty(size, dtype=torch.float32, device=logits.device)
     if tokens:
         _choose[(tokens,)](
             logits, logits if bias is None else bias, experts, weights, tokens, moe.scale,
             PARTS=parts, E=count, LANES=triton.next_power_of_2(count), TOP_K=moe.top_k,
-            SIGMOID=moe.score == "sigmoid", BIAS=bias is not None, NORMALISE=moe.normalise,
-            GROUPS=moe.groups, TOP_GROUPS=moe.top_groups, PAIR=moe.group_score == "top2",
+            SHARED=moe.shared_experts, SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
+            NORMALISE=moe.normalise, GROUPS=moe.groups, TOP_GROUPS=moe.top_groups,
+            PAIR=moe.group_score == "top2",
             num_warps=1,
         )  # fmt: skip
     return experts, weights
