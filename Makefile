@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=..." >&2; exit 1; }
 	@echo "Installing into $(VENV): a few minutes the first time, nothing after that."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $$(test -t 2 || echo --quiet) --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 from baton import LLM, SamplingParams
-from baton.core.errors import ConfigError, RequestError
+from baton.core.errors import ConfigError, FingerprintMismatch, RequestError
 
 BASE: dict[str, Any] = {
     "dtype": "float32",
@@ -215,6 +216,18 @@ def test_scores_of_a_request_that_fails_are_dropped(
         llm.score(PROMPT)
     assert llm.core.scores == {}
     assert torch.equal(llm.score(PROMPT), expected)
+
+
+def test_another_fingerprint_is_refused_before_loading(
+    llm: LLM, tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = llm.fingerprint
+    with LLM(tiny("llama"), **BASE, expect_fingerprint=ours.digest) as again:
+        assert again.fingerprint == ours
+    monkeypatch.setattr("baton.engine.build._load", lambda *_, **__: pytest.fail("loads first"))
+    for expected in ("0" * 16, json.dumps(ours.to_dict() | {"weights": "others"})):
+        with pytest.raises(FingerprintMismatch):
+            LLM(tiny("llama"), **BASE, expect_fingerprint=expected)
 
 
 def test_score_needs_two_tokens(llm: LLM) -> None:

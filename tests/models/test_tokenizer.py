@@ -248,6 +248,13 @@ def test_no_and_damaged_tokenizer(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_only_a_config_is_no_tokenizer(tmp_path: Path) -> None:
+    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"no vocabulary files.*--skip-tokenizer-init"):
+        load(tmp_path)
+
+
 def test_tokenizer_of_another_folder(tmp_path: Path) -> None:
     model, other = byte_level(tmp_path / "m"), sentencepiece(tmp_path / "other")
     expected = load(other)

@@ -52,7 +52,7 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
 
 def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> None:
     """Seconds and bytes as predicted now stay in their limits, but for a floor of one page."""
-    assert plan.num_tokens <= config.max_num_batched_tokens
+    assert sum(len(row.tokens) for row in plan.rows) <= config.max_num_batched_tokens
     chunks = [row.length for row in plan.rows if row.tokens]
     if sum(chunks) <= config.page_size:
         return

@@ -92,14 +92,19 @@ def count_experts(llm: LLM, point: Point, seed: int = 0) -> Routing | None:
 
 @contextmanager
 def _counting(model: nn.Module) -> Iterator[list[list[int]]]:
-    """Distinct experts of each call of each router while this is open, read on the host."""
+    """Distinct routed experts of each call of each router while this is open, read on the host.
+    Ids behind the routed ones are shared experts, which every token reaches."""
     from baton.layers.moe import Router
 
     routers = [module for module in model.modules() if isinstance(module, Router)]
     layers: list[list[int]] = [[] for _ in routers]
 
     def counter(counts: list[int]) -> Any:
-        return lambda _, inputs, output: counts.append(int(output[0].unique().numel()))
+        def count(router: Router, _: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+            ids: Any = output[0]
+            counts.append(int(ids[ids < router.moe.num_experts].unique().numel()))
+
+        return count
 
     hooks = [r.register_forward_hook(counter(c)) for r, c in zip(routers, layers, strict=True)]
     try:

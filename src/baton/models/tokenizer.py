@@ -167,10 +167,17 @@ def _convert(folder: Path) -> tuple[Backend, dict[str, str]]:
     """Vocabulary files of other kinds (SentencePiece, vocab and merges), by transformers."""
     from transformers import AutoTokenizer
 
-    expected = "tokenizer.json, or vocabulary files that transformers can convert"
+    expected = (
+        "tokenizer.json, or vocabulary files that transformers can convert; --tokenizer names "
+        "another folder, --skip-tokenizer-init serves token ids only"
+    )
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        return loaded.backend_tokenizer, dict(loaded.special_tokens_map)
+        backend = loaded.backend_tokenizer
+        # without files, transformers makes an empty one of the kind that config.json names
+        if backend.get_vocab_size(with_added_tokens=False) <= len(loaded.all_special_tokens):
+            raise ValueError("no vocabulary files")
+        return backend, dict(loaded.special_tokens_map)
     except Exception as error:  # whatever the conversion trips over
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(

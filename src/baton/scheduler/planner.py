@@ -131,7 +131,8 @@ class Planner:
         seconds = math.inf
         if draft.decodes:
             seconds = self._step_time - self._cost.predict(draft.features)
-        left = Share(self._max_tokens - draft.tokens, seconds)
+        # Decodes come on top: taken off, they would leave every chunk a page short of its size.
+        left = Share(self._max_tokens, seconds)
         return Budget(
             self._cost, self._kv.page_size, left, draft.tokens, draft.longest, self._memory
         )
