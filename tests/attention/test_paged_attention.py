@@ -155,6 +155,24 @@ def test_mla_both_forms(
     assert (out - torch.cat(want)).abs().max() < 1e-12
 
 
+@pytest.mark.usefixtures("plain")
+@pytest.mark.parametrize("page_size", [1, 3, 4])
+@pytest.mark.parametrize("context, new", [(40, 5), (7, 6), (8, 30), (3, 5), (33, 1), (31, 2)])
+def test_no_piece_outgrows_the_workspace(
+    context: int, new: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the chunk alone does; the pieces are the whole, and only the last one is masked."""
+    monkeypatch.setattr(packed, "WORKSPACE", 12 * 2 * 2 * 8 * 8)
+    pages = Pages(GQA, page_size, 200)
+    backend = attention(GQA, name="plain").prefill
+    batch = batch_of(pages, [pages.take(context + new)], [(context, new)])
+    (group,) = backend.plan_prefill(batch, [0], page_size).groups
+    lengths = [piece.k_lens[0] for piece in group.pieces]
+    assert sum(lengths) == context + new
+    assert max(lengths) <= max(12, new + page_size - 1)
+    assert [piece.causal for piece in group.pieces] == [False] * (len(lengths) - 1) + [True]
+
+
 class Counting(TorchBackend):
     """Counts what it is asked for, and serves float64 only."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
@@ -119,7 +119,7 @@ class PackedBackend(AttentionBackend):
         tokens = 0
         for i in sequences:
             context, new = batch.context_lens[i], batch.query_lens[i]
-            if context > budget:
+            if context > 0 and context + new > budget:
                 start = self._close(batch, run, groups, start)
                 groups.append(self._long(batch, i, start, budget, page_size))
                 start, run = start + new, []
@@ -146,16 +146,17 @@ class PackedBackend(AttentionBackend):
         return start + sum(q_lens)
 
     def _long(self, batch: ForwardBatch, i: int, start: int, budget: int, page_size: int) -> Group:
-        """Blocks of context, then what is left of it together with the chunk."""
+        """Blocks of context, then what is left of it together with the chunk: as much as fits, or
+        the chunk alone."""
         context, new = batch.context_lens[i], batch.query_lens[i]
-        full = context // budget
+        rest = -(-max(0, context + new - budget) // page_size) * page_size
+        rest = min(rest, context // page_size * page_size)
+        bounds = [*range(0, rest, budget), rest, context + new]
         pieces = []
-        for block in range(full + 1):
-            begin = block * budget
-            length = budget if block < full else context + new - begin
-            first, last = begin // page_size, -(-(begin + length) // page_size)
+        for begin, end in pairwise(bounds):
+            first, last = begin // page_size, -(-end // page_size)
             pages = batch.pages[i : i + 1, first:last]
-            pieces.append(_piece(batch, [new], [length], block == full, pages))
+            pieces.append(_piece(batch, [new], [end - begin], end > rest, pages))
         return Group(start, start + new, pieces)
 
     # -- running -------------------------------------------------------------------------
