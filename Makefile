@@ -52,7 +52,7 @@ reference: $(STAMP)
 	$(BIN)/python tools/reference.py
 
 test: lines lint
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

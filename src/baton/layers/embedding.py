@@ -17,6 +17,8 @@ class VocabWeight(Weighted):
     Used as the embedding, as the head, or as both when they are tied.
     """
 
+    columns_first = frozenset({"weight"})
+
     def __init__(self, context: LayerContext, name: str, vocab: int, hidden: int) -> None:
         super().__init__()
         self.group, self.vocab = context.group, vocab

@@ -103,8 +103,12 @@ class Fill:
 class Weighted(nn.Module):
     """A module with parameters of its own, made without memory and filled by the loader.
 
-    `fills` cover every element of every parameter exactly once.
+    `fills` cover every element of every parameter exactly once. `columns_first`: matrices that
+    lie column by column in a CPU's memory (their shape is the same): products with one or two
+    rows stream such a matrix faster, which pays for a matrix as large as the vocabulary.
     """
+
+    columns_first: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()

@@ -125,6 +125,8 @@ def _materialise(model: CausalLM) -> None:
         if isinstance(module, Weighted):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 memory = torch.empty_like(parameter, device=model.device)
+                if model.device.type == "cpu" and name in module.columns_first:
+                    memory = torch.empty_like(parameter.mT.contiguous(), device=model.device).mT
                 module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
 
 
