@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.bench.account import (
+from baton.bench.offline.account import (
     H200,
     Bytes,
     Hardware,

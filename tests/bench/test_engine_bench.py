@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from baton.bench import about, ceilings, engine
-from baton.bench.account import H200
-from baton.bench.engine import Settings, measure
-from baton.bench.engine_table import tables, write_document
-from baton.bench.kernels import activity
-from baton.bench.measure import Stopwatch
-from baton.bench.points import Point, decode_points, default_points, ttft_points
-from baton.bench.routing import STEPS, count_experts
+from baton.bench import about
+from baton.bench.offline import ceilings, engine
+from baton.bench.offline.account import H200
+from baton.bench.offline.engine import Settings, measure
+from baton.bench.offline.kernels import activity
+from baton.bench.offline.measure import Stopwatch
+from baton.bench.offline.points import Point, decode_points, default_points, ttft_points
+from baton.bench.offline.routing import STEPS, count_experts
+from baton.bench.offline.table import tables, write_document
 from baton.config.engine import Machine
 from baton.config.options import EngineOptions
 from baton.core.errors import ConfigError, RequestFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.bench.points import (
+from baton.bench.offline.points import (
     DECODE_STEPS,
     Limits,
     Point,

@@ -86,10 +86,10 @@ def _engine(
     Without --ttft and --decode, the grid of the published figures as far as it fits. Exits with 1
     when a point failed.
     """
-    from baton.bench.engine import Settings
-    from baton.bench.engine_run import run
-    from baton.bench.engine_table import tables
-    from baton.bench.points import decode_points, default_points, ttft_points
+    from baton.bench.offline.engine import Settings
+    from baton.bench.offline.points import decode_points, default_points, ttft_points
+    from baton.bench.offline.run import run
+    from baton.bench.offline.table import tables
 
     ceilings = {"copy": copy_rate, "matmul": matmul_rate, "attention": attention_rate}
     if (

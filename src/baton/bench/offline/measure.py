@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from baton.bench.points import Point
+from baton.bench.offline.points import Point
 from baton.core.sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.bench.engine import Document, Settings, measure
-from baton.bench.engine_table import write_document
-from baton.bench.points import Point
+from baton.bench.offline.engine import Document, Settings, measure
+from baton.bench.offline.points import Point
+from baton.bench.offline.table import write_document
 from baton.config.options import EngineOptions
 
 

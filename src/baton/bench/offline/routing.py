@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from baton.bench.points import Point
+from baton.bench.offline.points import Point
 
 if TYPE_CHECKING:
     import torch

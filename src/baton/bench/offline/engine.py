@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from baton import __version__
 from baton.bench import about
-from baton.bench.account import Bytes, Hardware, Work, decode, prefill
-from baton.bench.ceilings import hardware
-from baton.bench.kernels import Tracer
-from baton.bench.measure import FIRST, Stopwatch, Timed
-from baton.bench.points import DECODE_STEPS, REPEATED_TOKENS, Limits, Point, require_fit
-from baton.bench.routing import PROMPT, STEPS, count_experts
+from baton.bench.offline.account import Bytes, Hardware, Work, decode, prefill
+from baton.bench.offline.ceilings import hardware
+from baton.bench.offline.kernels import Tracer
+from baton.bench.offline.measure import FIRST, Stopwatch, Timed
+from baton.bench.offline.points import DECODE_STEPS, REPEATED_TOKENS, Limits, Point, require_fit
+from baton.bench.offline.routing import PROMPT, STEPS, count_experts
 from baton.config.machine import measure_machine
 from baton.config.options import EngineOptions
 from baton.core.errors import RequestFailed

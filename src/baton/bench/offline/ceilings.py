@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from baton.bench.account import H200, Hardware
+from baton.bench.offline.account import H200, Hardware
 from baton.config.engine import Machine
 
 KNOWN = {H200.name: H200}
