@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from baton.core.sampling import SamplingParams
-
 if TYPE_CHECKING:
+    from baton.core.sampling import SamplingParams
     from baton.engine.async_engine import AsyncEngine
     from baton.engine.llm import LLM
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
 
-_LAZY = {"LLM": "baton.engine.llm", "AsyncEngine": "baton.engine.async_engine"}
+_LAZY = {
+    "LLM": "baton.engine.llm",
+    "AsyncEngine": "baton.engine.async_engine",
+    "SamplingParams": "baton.core.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine (and torch) only when it is asked for."""
+    """Import the engine (and torch, msgspec) only when it is asked for."""
     if name in _LAZY:
         import importlib
 

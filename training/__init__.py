@@ -1,0 +1,1 @@
+"""How the reference models were made; nothing of it is in the package that users install."""

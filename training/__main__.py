@@ -1,0 +1,11 @@
+"""`python -m training`, from the root of the repository, whether Baton is installed or not."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from training.train import main  # noqa: E402 - the path comes first
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Train a reference model: `python -m training recall-rope --out FOLDER`.
+
+Run the command again with the same folder to go on where it stopped (a checkpoint is kept there),
+until the recipe's minutes are spent. The folder then holds the model as Hugging Face lays it out,
+and `log.jsonl` with everything that was measured on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from baton.evals.context import KINDS, TEXT_KINDS
+from baton.evals.facts import FAMILIES
+from training.data import Batch, Stream, load_texts
+from training.export import export
+from training.measure import checks, measure
+from training.model import Model
+from training.optim import Optimiser
+from training.recipes import RECIPES, Recipe
+
+
+class Run:
+    """One model in training, and what a checkpoint of it holds."""
+
+    def __init__(self, recipe: Recipe, out: Path, device: torch.device, fuse: bool) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.out, self.device = recipe, out, device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.model = Model(recipe.shape).to(device)
+        self.optimiser = Optimiser(self.model, recipe.rates)
+        self.step, self.stage, self.spent, self.tokens = 0, 0, 0.0, 0
+        if (out / "state.pt").exists():
+            self._load()
+        if fuse:
+            self.model.compile()
+        weight = torch.zeros(len(KINDS), device=device)
+        weight[len(KINDS) - len(FAMILIES) :] = 1.0
+        weight[KINDS.index("copy")] = 0.5
+        self.answer_weight = weight
+        self.is_text = torch.tensor([k in TEXT_KINDS for k in KINDS], device=device).float()
+
+    @property
+    def share(self) -> float:
+        """Of the budget that is spent."""
+        return self.spent / (60 * self.recipe.minutes)
+
+    def factor(self) -> float:
+        """Of the rates: linear warm-up, constant, linear to zero at the end."""
+        left = min(1.0, max(0.0, (1 - self.share) / self.recipe.decay))
+        return min(1.0, (self.step + 1) / self.recipe.warm_up) * left
+
+    def loss(
+        self, states: torch.Tensor, tokens: torch.Tensor, kind: torch.Tensor, ahead: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of predicting `ahead` tokens on, and its sums and counts by kind `[2, kinds]`."""
+        target, kind = tokens.roll(-ahead, 1).flatten(), kind.roll(-ahead, 1).clone()
+        kind[:, -ahead:] = 0
+        kind = kind.flatten().long()
+        each = F.cross_entropy(self.model.head(states).float(), target, reduction="none")
+        total = torch.zeros(2, len(KINDS), device=each.device)
+        total[0].index_add_(0, kind, each)
+        total[1].index_add_(0, kind, torch.ones_like(each))
+
+        def mean(weight: torch.Tensor) -> torch.Tensor:
+            return (total[0] * weight).sum() / (total[1] * weight).sum().clamp(min=1)
+
+        loss = mean(self.answer_weight) + self.recipe.text_loss * mean(self.is_text)
+        return loss, total.detach()
+
+    def train(self, batch: Batch) -> torch.Tensor:
+        """One step; sums and counts of the loss by kind, on the device."""
+        tokens = batch["tokens"].to(self.device, non_blocking=True).long()
+        kind = batch["kind"].to(self.device, non_blocking=True)
+        hidden, ahead, counts = self.model(tokens, self.dtype)
+        loss, total = self.loss(hidden, tokens, kind, 1)
+        further, _ = self.loss(ahead, tokens, kind, 2)
+        (loss + self.recipe.mtp_loss * further).backward()
+        self.optimiser.step(self.factor())
+        self.model.balance(counts, self.recipe.balance)
+        self.step += 1
+        self.tokens += tokens.numel()
+        return total
+
+    def save(self) -> None:
+        """Write the checkpoint; a stop in the middle leaves the one before."""
+        state = {
+            "model": self.model.state_dict(), "optimiser": self.optimiser.state(),
+            "at": [self.step, self.stage, self.spent, self.tokens],
+        }  # fmt: skip
+        torch.save(state, self.out / "state.tmp")
+        os.replace(self.out / "state.tmp", self.out / "state.pt")
+
+    def _load(self) -> None:
+        state = torch.load(self.out / "state.pt", map_location=self.device)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load(state["optimiser"])
+        self.step, self.stage, self.spent, self.tokens = state["at"]
+        print(f"going on from step {self.step}, {self.spent / 60:.1f} minutes in", flush=True)
+
+    def log(self, **entry: Any) -> None:
+        """Append to the log, and say it."""
+        entry = {"step": self.step, "minutes": round(self.spent / 60, 2), **entry}
+        with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class Trainer:
+    """Drives a run: stages, checks, checkpoints, and what is printed."""
+
+    def __init__(self, run: Run, every: float) -> None:
+        self.run, self.every = run, every
+        self.texts = load_texts("validation")
+        self.stream = Stream(run.recipe, run.step)
+        self.stream.stage.value = run.stage
+
+    def go(self, minutes: float, workers: int) -> None:
+        """Train until the budget or `minutes` of this command are spent."""
+        run, start = self.run, time.monotonic()
+        batches = self.stream.batches(workers)
+        since, seen, total = time.monotonic(), run.tokens, torch.zeros(2, len(KINDS))
+        checked = since
+        while run.share < 1 and time.monotonic() - start < 60 * minutes:
+            total = run.train(next(batches)) + total.to(run.device)
+            if run.step % 20:
+                continue
+            if run.device.type == "cuda":
+                torch.cuda.synchronize()
+            now = time.monotonic()
+            run.spent += now - since
+            since = now
+            self._advance()
+            if now - checked > self.every:
+                rate = (run.tokens - seen) / (now - checked)
+                self._report(total.cpu(), rate)
+                run.save()
+                since = checked = time.monotonic()
+                seen, total = run.tokens, torch.zeros(2, len(KINDS))
+        run.spent += time.monotonic() - since
+        run.save()
+
+    def _advance(self, accuracy: float = 0.0) -> None:
+        run = self.run
+        stage = run.recipe.stages[run.stage]
+        last = run.stage == len(run.recipe.stages) - 1
+        if not last and (run.share >= stage.until or accuracy >= stage.gate):
+            run.stage += 1
+            self.stream.stage.value = run.stage
+            print(f"stage {run.stage} from here on", flush=True)
+
+    def _report(self, total: torch.Tensor, rate: float) -> None:
+        """Print and log the losses since the last time and what the model can do now."""
+        run = self.run
+        mean = (total[0] / total[1].clamp(min=1)).tolist()
+        losses = {k: round(x, 3) for k, x in zip(KINDS, mean, strict=True) if x and k != "none"}
+        stage = run.recipe.stages[run.stage]
+        found = self.check([max(stage.lengths)])
+        exact = found[max(stage.lengths)]["exact"]
+        print(
+            f"{run.share:4.0%} {run.spent / 60:5.1f} min  step {run.step:>6}  stage {run.stage}  "
+            f"{rate / 1e3:7.0f}K tokens/s  loss {losses}\n"
+            f"      at {max(stage.lengths)}: {exact}",
+            flush=True,
+        )
+        run.log(stage=run.stage, rate=round(rate), factor=run.factor(), loss=losses, check=found)
+        self._advance(exact.get("ask", 0.0))
+
+    def check(self, lengths: list[int]) -> dict[int, Any]:
+        """Validation at these lengths."""
+        run, found = self.run, {}
+        mix = run.recipe.stages[run.stage].mix
+        for length in lengths:
+            contexts = checks(run.recipe, mix, length, self.texts, max(2, run.recipe.check_tokens // length))
+            found[length] = measure(run.model, contexts, run.dtype, run.device)
+        return found
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe", choices=sorted(RECIPES))
+    parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, log, model")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, go on later")
+    parser.add_argument("--every", type=float, default=30.0, help="seconds between checks")
+    parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = RECIPES[options.recipe]
+    run = Run(recipe, options.out, device, fuse=not options.eager and device.type == "cuda")
+    size = sum(p.numel() for p in run.model.parameters())
+    card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    print(f"{recipe.name}: {size / 1e6:.2f}M parameters on {card}, torch {torch.__version__}")
+    run.log(recipe=recipe.name, parameters=size, card=card, torch=torch.__version__)
+    trainer = Trainer(run, options.every)
+    trainer.go(options.minutes, options.workers)
+    found = trainer.check(list(recipe.check))
+    for length, result in found.items():
+        print(length, json.dumps(result))
+    run.log(final=found)
+    export(run.model, recipe, options.out)
