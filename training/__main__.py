@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from training.train import main  # noqa: E402 - the path comes first
+from training.train import main
 
 if __name__ == "__main__":
     main()

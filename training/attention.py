@@ -11,8 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_CANDIDATES = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
-_chosen: dict[tuple[int, ...], SDPBackend] = {}
+_CANDIDATES = (
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
+)  # fmt: skip
+_chosen: dict[int, SDPBackend] = {}  # by length
 
 
 def attend(
@@ -27,33 +29,30 @@ def attend(
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    key = tuple(q.shape)
-    if key not in _chosen:
-        _chosen[key] = _fastest(q, k, v)
-    with sdpa_kernel(_chosen[key]):
+    length = q.shape[2]
+    if length not in _chosen:
+        _chosen[length] = _fastest(q, k, v)
+    with sdpa_kernel(_chosen[length]):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
-    """Blocks of `window` queries, each of which sees its own block and the one before."""
-    batch, heads, length, _ = q.shape
-    blocks = length // window
-    if length % window:
-        raise ValueError(f"a length of {length} is no multiple of the window of {window}")
-
-    def pair(x: torch.Tensor) -> torch.Tensor:
-        own = x.unflatten(2, (blocks, window)).transpose(1, 2)
-        before = torch.cat((own[:, :1], own[:, :-1]), 1)
-        return torch.cat((before, own), 3).flatten(0, 1)
-
-    row = torch.arange(window, device=q.device)[:, None]
-    column = torch.arange(2 * window, device=q.device)[None] - window
-    seen = (column <= row) & (column > row - window)
-    first = seen & (column >= 0)
-    mask = torch.stack([first] + [seen] * (blocks - 1)).repeat(batch, 1, 1)[:, None]
-    rows = q.unflatten(2, (blocks, window)).transpose(1, 2).flatten(0, 1)
-    out = F.scaled_dot_product_attention(rows, pair(k), pair(v), attn_mask=mask)
-    return out.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)
+    """Blocks of `window` queries, each of which sees its own block and the end of the one before;
+    a query sees itself and `window - 1` tokens before it."""
+    blocks, rest = divmod(q.shape[2], window)
+    if rest:
+        raise ValueError(f"a length of {q.shape[2]} is no multiple of the window of {window}")
+    q, k, v = (x.unflatten(2, (blocks, window)).transpose(1, 2) for x in (q, k, v))
+    first = F.scaled_dot_product_attention(q[:, 0], k[:, 0], v[:, 0], is_causal=True)[:, None]
+    if blocks > 1:
+        behind = torch.arange(window, device=q.device)[:, None] + window
+        behind = behind - torch.arange(2 * window, device=q.device)
+        seen = ((behind >= 0) & (behind < window))[None, None]
+        k, v = (torch.cat((x[:, :-1], x[:, 1:]), 3).flatten(0, 1) for x in (k, v))
+        rows = q[:, 1:].flatten(0, 1)
+        more = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen)
+        first = torch.cat((first, more.unflatten(0, (-1, blocks - 1))), 1)
+    return first.transpose(1, 2).flatten(2, 3)
 
 
 def _fastest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> SDPBackend:

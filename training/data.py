@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from training.recipes import Recipe
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from baton.evals import seeds, text
 from baton.evals.context import Context, noise, sample
+from training.recipes import Recipe
 
 Batch = dict[str, torch.Tensor]
 

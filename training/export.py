@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from baton.evals import vocab
@@ -38,6 +38,14 @@ def export(model: Model, recipe: Recipe, folder: Path) -> None:
         folder / "model.safetensors.index.json",
         {"metadata": {"total_size": total}, "weight_map": where},
     )
+
+
+@torch.no_grad()
+def load(model: Model, folder: Path) -> None:
+    """Take the weights of an exported folder."""
+    held = {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+    for name, place in _places(model).items():
+        place.copy_(held[name])
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
@@ -89,7 +97,16 @@ def config(recipe: Recipe) -> dict[str, Any]:
 
 
 def weights(model: Model) -> Weights:
-    """Names and values of the checkpoint; the MTP module is the layer behind the last."""
+    """The checkpoint: BF16, and float32 where DeepSeek-V3's is."""
+    exact = "e_score_correction_bias"
+    return {
+        name: w.detach().cpu().to(torch.float32 if name.endswith(exact) else torch.bfloat16).clone()
+        for name, w in _places(model).items()
+    }
+
+
+def _places(model: Model) -> Weights:
+    """Where each tensor of the checkpoint is kept; the MTP module is the layer behind the last."""
     found: Weights = {"model.embed_tokens.weight": model.embed, "lm_head.weight": model.head.weight}
     found["model.norm.weight"] = model.norm.weight
     layers = len(model.blocks)
@@ -98,12 +115,7 @@ def weights(model: Model) -> Weights:
     own = {"enorm": model.mtp.enorm, "hnorm": model.mtp.hnorm, "eh_proj": model.mtp.eh_proj}
     own["shared_head.norm"] = model.mtp.norm
     found |= {f"model.layers.{layers}.{name}.weight": m.weight for name, m in own.items()}
-    exact = ("e_score_correction_bias",)
-    return {
-        name: w.detach().cpu().to(torch.float32 if name.endswith(exact) else torch.bfloat16)
-        .contiguous().clone()
-        for name, w in found.items()
-    }  # fmt: skip
+    return found
 
 
 def _block(block: Block) -> Weights:

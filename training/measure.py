@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from training.data import Batch, batch_of
-from training.model import Model
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from training.recipes import Recipe
 
 from baton.evals import seeds
 from baton.evals.context import KINDS, TEXT_KINDS, Mix, sample
 from baton.evals.facts import FAMILIES
 from baton.evals.text import Bytes
+from training.data import Batch, batch_of
+from training.model import Model
+from training.recipes import Recipe
 
 _FIRST_FAMILY = KINDS.index(FAMILIES[0])
 _TOKENS = 32768  # of a forward pass
@@ -55,7 +56,7 @@ def predict(
     hidden, ahead, _ = model(tokens, dtype)
     logits = model.head(hidden).float()
     loss = torch.zeros(tokens.shape, device=tokens.device)
-    every = torch.nn.functional.cross_entropy(logits, tokens.roll(-1, 1).flatten(), reduction="none")
+    every = F.cross_entropy(logits, tokens.roll(-1, 1).flatten(), reduction="none")
     loss[:, 1:] = every.view_as(tokens)[:, :-1]
     guess = logits.argmax(-1).view_as(tokens).roll(1, 1)
     draft = model.head(ahead).argmax(-1).view_as(tokens).roll(2, 1)
@@ -102,7 +103,9 @@ def _answers(
         exact.add(f"ask<={size}", float(hit[mine].sum()), float(mine.sum()))
 
 
-def checks(recipe: Recipe, mix: Mix, length: int, texts: dict[str, Bytes], rows: int) -> list[Batch]:
+def checks(
+    recipe: Recipe, mix: Mix, length: int, texts: dict[str, Bytes], rows: int
+) -> list[Batch]:
     """Validation contexts of one length; no training context is among them."""
     mix = replace(mix, families=mix.families | {"top": 0.0})
     made = [

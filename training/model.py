@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from training.attention import attend
 from torch import nn
+
+from training.attention import attend
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Block(nn.Module):
         self.o_proj = Linear(heads * shape.value, hidden, zero=True)
         self.post_attention_layernorm = Norm(hidden, shape.eps)
         self.mlp: MLP | MoE = MLP(hidden, shape.dense) if layer == 0 else MoE(shape)
+        self.fused = (self.enter, self.leave)
 
     def enter(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: torch.Tensor
@@ -187,9 +189,14 @@ class Block(nn.Module):
         self, x: torch.Tensor, place: Positions, batch: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`x [N, hidden]` of `batch` sequences."""
-        q, k, v = self.enter(x, place.cos, place.sin, place.scale)
+        enter, leave = self.fused if torch.is_grad_enabled() else (self.enter, self.leave)
+        q, k, v = enter(x, place.cos, place.sin, place.scale)
         window = 0 if self.everything else self.shape.window
-        return self.leave(x, attend(q, k, v, batch, window))
+        return leave(x, attend(q, k, v, batch, window))
+
+    def fuse(self) -> None:
+        """Fuse what surrounds attention; checks, which come in other sizes, stay eager."""
+        self.fused = tuple(torch.compile(half, dynamic=False) for half in self.fused)
 
 
 class MTP(nn.Module):
@@ -254,8 +261,7 @@ class Model(nn.Module):
         for layer, count in zip(self.routed(), counts, strict=True):
             layer.bias += rate * (count.mean() - count).sign()
 
-    def compile(self) -> None:
-        """Fuse what surrounds attention; one compilation serves all blocks of a kind."""
+    def fuse(self) -> None:
+        """See Block; one compilation serves all blocks of a kind."""
         for block in [*self.blocks, self.mtp.block]:
-            block.enter = torch.compile(block.enter, dynamic=False)
-            block.leave = torch.compile(block.leave, dynamic=False)
+            block.fuse()

@@ -65,6 +65,7 @@ class Optimiser:
         for name, parameter in model.named_parameters():
             plain = parameter.ndim < 2 or name in adam or name.endswith("router")
             (rest if plain else matrices).append(parameter)
+        self.parameters = matrices + rest
         self.muon = Muon(matrices)
         self.adam = torch.optim.AdamW(
             rest, lr=rates[1], betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True
@@ -76,7 +77,7 @@ class Optimiser:
         for group in self.adam.param_groups:
             group["lr"] = self.rates[1] * factor
         self.adam.step()
-        for parameter in [*sum(self.muon.groups, []), *self.adam.param_groups[0]["params"]]:
+        for parameter in self.parameters:
             parameter.grad = None
 
     def state(self) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
-from training.model import Shape
+from dataclasses import dataclass, replace
 
 from baton.evals.context import Mix
+from training.model import Shape
 
 #: Induction first: spans that repeat, and plain facts, over few symbols (a small alphabet makes
 #: the first matches frequent).
@@ -70,7 +69,23 @@ _ROPE = Recipe(
         Stage(_LONG, (512, 2048, 4096, 8192), (1.0, 1.0, 1.0, 1.0), 0.65),
         Stage(_LONG, (1024, 4096, 8192, 16384, 32768), (1.0, 1.0, 1.0, 1.5, 1.5), 1.0),
     ),
-    minutes=22.0,
+    minutes=20.0,
+)
+
+_512K = replace(
+    _ROPE,
+    name="recall-512k",
+    shape=replace(_ROPE.shape, window=512, global_layers=(2, 5), theta=1e4),
+    stages=(
+        Stage(_FIRST, (256,), (1.0,), 0.15, gate=0.9),
+        Stage(_SHORT, (256, 512, 1024, 2048), (1.0, 1.0, 1.0, 1.0), 0.40, gate=0.97),
+        Stage(_LONG, (512, 2048, 8192, 16384), (1.0, 1.0, 1.0, 1.0), 0.65),
+        Stage(_LONG, (1024, 8192, 32768, 65536, 131072), (1.0, 1.0, 1.0, 1.0, 1.0), 1.0),
+    ),
+    tokens=131072,
+    context=524288,
+    check=(256, 4096, 32768, 131072, 262144, 524288),
+    check_tokens=262144,
 )
 
 _TINY = replace(
@@ -78,14 +93,14 @@ _TINY = replace(
     name="tiny",
     shape=Shape(hidden=128, layers=3, heads=4, latent=64, dense=128, experts=4, expert=32, top_k=2),
     stages=(
-        Stage(Mix({"copy": 1.0, "ask": 2.0}, (8, 16), (0.6, 1.0)), (128,), (1.0,), 1.0),
+        Stage(Mix({"copy": 1.0, "ask": 2.0}, (8, 16), (0.6, 1.0)), (64,), (1.0,), 1.0),
     ),
-    minutes=6.0,
+    minutes=20.0,
     tokens=1024,
     warm_up=30,
     context=512,
-    check=(128, 256),
-    check_tokens=8192,
+    check=(64, 128, 256),
+    check_tokens=4096,
 )  # fmt: skip
 
-RECIPES = {recipe.name: recipe for recipe in (_ROPE, _TINY)}
+RECIPES = {recipe.name: recipe for recipe in (_ROPE, _512K, _TINY)}

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
 from baton.evals.context import KINDS, TEXT_KINDS
 from baton.evals.facts import FAMILIES
 from training.data import Batch, Stream, load_texts
-from training.export import export
+from training.export import export, load
 from training.measure import checks, measure
 from training.model import Model
 from training.optim import Optimiser
@@ -36,10 +37,11 @@ class Run:
         self.model = Model(recipe.shape).to(device)
         self.optimiser = Optimiser(self.model, recipe.rates)
         self.step, self.stage, self.spent, self.tokens = 0, 0, 0.0, 0
+        self.first = 0  # step at which the optimiser started
         if (out / "state.pt").exists():
             self._load()
         if fuse:
-            self.model.compile()
+            self.model.fuse()
         weight = torch.zeros(len(KINDS), device=device)
         weight[len(KINDS) - len(FAMILIES) :] = 1.0
         weight[KINDS.index("copy")] = 0.5
@@ -54,7 +56,7 @@ class Run:
     def factor(self) -> float:
         """Of the rates: linear warm-up, constant, linear to zero at the end."""
         left = min(1.0, max(0.0, (1 - self.share) / self.recipe.decay))
-        return min(1.0, (self.step + 1) / self.recipe.warm_up) * left
+        return min(1.0, (self.step - self.first + 1) / self.recipe.warm_up) * left
 
     def loss(
         self, states: torch.Tensor, tokens: torch.Tensor, kind: torch.Tensor, ahead: int
@@ -64,15 +66,13 @@ class Run:
         kind[:, -ahead:] = 0
         kind = kind.flatten().long()
         each = F.cross_entropy(self.model.head(states).float(), target, reduction="none")
-        total = torch.zeros(2, len(KINDS), device=each.device)
-        total[0].index_add_(0, kind, each)
-        total[1].index_add_(0, kind, torch.ones_like(each))
 
         def mean(weight: torch.Tensor) -> torch.Tensor:
-            return (total[0] * weight).sum() / (total[1] * weight).sum().clamp(min=1)
+            return (each * weight).sum() / weight.sum().clamp(min=1)
 
-        loss = mean(self.answer_weight) + self.recipe.text_loss * mean(self.is_text)
-        return loss, total.detach()
+        loss = mean(self.answer_weight[kind]) + self.recipe.text_loss * mean(self.is_text[kind])
+        alone = torch.stack((each.detach(), torch.ones_like(each)))
+        return loss, alone @ F.one_hot(kind, len(KINDS)).to(alone.dtype)
 
     def train(self, batch: Batch) -> torch.Tensor:
         """One step; sums and counts of the loss by kind, on the device."""
@@ -88,11 +88,21 @@ class Run:
         self.tokens += tokens.numel()
         return total
 
+    def start_from(self, folder: Path) -> None:
+        """Take up an exported model where its log ends; the optimiser starts anew."""
+        load(self.model, folder)
+        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        at = [json.loads(line) for line in lines][-1]
+        self.step, self.stage = at["step"], at["stage"]
+        self.spent, self.tokens = 60 * at["minutes"], at["tokens"]
+        self.first = self.step
+        (self.out / "log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
     def save(self) -> None:
         """Write the checkpoint; a stop in the middle leaves the one before."""
         state = {
             "model": self.model.state_dict(), "optimiser": self.optimiser.state(),
-            "at": [self.step, self.stage, self.spent, self.tokens],
+            "at": [self.step, self.stage, self.spent, self.tokens, self.first],
         }  # fmt: skip
         torch.save(state, self.out / "state.tmp")
         os.replace(self.out / "state.tmp", self.out / "state.pt")
@@ -101,12 +111,13 @@ class Run:
         state = torch.load(self.out / "state.pt", map_location=self.device)
         self.model.load_state_dict(state["model"])
         self.optimiser.load(state["optimiser"])
-        self.step, self.stage, self.spent, self.tokens = state["at"]
+        self.step, self.stage, self.spent, self.tokens, self.first = state["at"]
         print(f"going on from step {self.step}, {self.spent / 60:.1f} minutes in", flush=True)
 
     def log(self, **entry: Any) -> None:
         """Append to the log, and say it."""
-        entry = {"step": self.step, "minutes": round(self.spent / 60, 2), **entry}
+        at = {"step": self.step, "stage": self.stage, "minutes": round(self.spent / 60, 2)}
+        entry = {**at, "tokens": self.tokens, **entry}
         with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
@@ -125,7 +136,7 @@ class Trainer:
         run, start = self.run, time.monotonic()
         batches = self.stream.batches(workers)
         since, seen, total = time.monotonic(), run.tokens, torch.zeros(2, len(KINDS))
-        checked = since
+        checked, warm = since, False
         while run.share < 1 and time.monotonic() - start < 60 * minutes:
             total = run.train(next(batches)) + total.to(run.device)
             if run.step % 20:
@@ -133,8 +144,9 @@ class Trainer:
             if run.device.type == "cuda":
                 torch.cuda.synchronize()
             now = time.monotonic()
-            run.spent += now - since
-            since = now
+            if warm:  # the first steps of a command compile: they are not training time
+                run.spent += now - since
+            since, warm = now, True
             self._advance()
             if now - checked > self.every:
                 rate = (run.tokens - seen) / (now - checked)
@@ -168,7 +180,7 @@ class Trainer:
             f"      at {max(stage.lengths)}: {exact}",
             flush=True,
         )
-        run.log(stage=run.stage, rate=round(rate), factor=run.factor(), loss=losses, check=found)
+        run.log(rate=round(rate), factor=run.factor(), loss=losses, check=found)
         self._advance(exact.get("ask", 0.0))
 
     def check(self, lengths: list[int]) -> dict[int, Any]:
@@ -176,7 +188,8 @@ class Trainer:
         run, found = self.run, {}
         mix = run.recipe.stages[run.stage].mix
         for length in lengths:
-            contexts = checks(run.recipe, mix, length, self.texts, max(2, run.recipe.check_tokens // length))
+            rows = max(2, run.recipe.check_tokens // length)
+            contexts = checks(run.recipe, mix, length, self.texts, rows)
             found[length] = measure(run.model, contexts, run.dtype, run.device)
         return found
 
@@ -186,15 +199,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, log, model")
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, go on later")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="stop after so many, go on later"
+    )
     parser.add_argument("--every", type=float, default=30.0, help="seconds between checks")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
+    parser.add_argument("--start", type=Path, help="exported folder to go on from, elsewhere")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = RECIPES[options.recipe]
     run = Run(recipe, options.out, device, fuse=not options.eager and device.type == "cuda")
+    if options.start and not run.step:
+        run.start_from(options.start)
     size = sum(p.numel() for p in run.model.parameters())
     card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(f"{recipe.name}: {size / 1e6:.2f}M parameters on {card}, torch {torch.__version__}")

@@ -32,7 +32,11 @@ class Context:
 
 
 def lay_out(
-    items: Items, length: int, filler: NDArray[np.integer], filler_kind: int, rng: np.random.Generator
+    items: Items,
+    length: int,
+    filler: NDArray[np.integer],
+    filler_kind: int,
+    rng: np.random.Generator,
 ) -> Context:
     """Items in the order of their times, with filler between them at random.
 
@@ -135,7 +139,7 @@ def count_words(rng: np.random.Generator, length: int, common: int = 3) -> Conte
     ends = ends[np.concatenate(([True], np.diff(ends) > size))]
     for end in ends.tolist():
         start = end - common
-        seen = tokens[1 : start]
+        seen = tokens[1:start]
         counts = np.bincount(seen[seen >= vocab.SYMBOL] - vocab.SYMBOL, minlength=vocab.SYMBOLS)
         tokens[start - 1] = vocab.TOP
         tokens[start:end] = vocab.SYMBOL + np.argsort(-counts, kind="stable")[:common]
