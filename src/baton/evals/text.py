@@ -23,55 +23,8 @@ _HELD_OUT = 16  # one file in so many is kept for evaluation
 _LARGEST = 400_000  # bytes of a file; larger ones are tables
 
 _ONSETS = list("bcdfghklmnprstvw")
-    "b",
-    "br",
-    "c",
-    "cl",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pl",
-    "pr",
-    "r",
-    "s",
-    "sh",
-    "sl",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-]
 _VOWELS = [*"aeiou", "ai", "ea", "oo"]
 _CODAS = [*"bdglmnprst", "ck", "nd", "ng", "rk", "sh", "th"]
-    "b",
-    "ck",
-    "d",
-    "g",
-    "l",
-    "m",
-    "n",
-    "nd",
-    "ng",
-    "nt",
-    "p",
-    "r",
-    "rd",
-    "rk",
-    "s",
-    "st",
-    "t",
-    "th",
-]
 NOISE = b"The tide goes out and the tide comes in. The lamp is lit. Here we are, and here we stay. "
 
 
