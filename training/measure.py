@@ -93,11 +93,13 @@ def _answers(
     wrong = np.concatenate(([0], np.cumsum(~right)))
     first, end = answers(kind)
     hit = wrong[end] == wrong[first]
-    for code in np.unique(kind[first]):
-        mine = kind[first] == code
+    asked, far = kind[first], distance[first]
+    news = (far > 0) | (asked == KINDS.index("top"))
+    for code in np.unique(asked[news]):
+        mine = news & (asked == code)
         exact.add(KINDS[code], float(hit[mine].sum()), float(mine.sum()))
-    plain = kind[first] == _FIRST_FAMILY
-    bucket = np.int64(2) ** np.ceil(np.log2(np.maximum(distance[first], 1))).astype(np.int64)
+    plain = (asked == _FIRST_FAMILY) & (far > 0)
+    bucket = np.int64(2) ** np.ceil(np.log2(np.maximum(far, 1))).astype(np.int64)
     for size in np.unique(bucket[plain]):
         mine = plain & (bucket == size)
         exact.add(f"ask<={size}", float(hit[mine].sum()), float(mine.sum()))

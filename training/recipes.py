@@ -14,8 +14,8 @@ _ALL = {
     "ask": 3.0, "last": 1.0, "nth": 1.0, "all": 1.0, "trace": 1.0, "deep": 1.0, "same": 1.0,
     "copy": 1.0, "top": 0.04,
 }  # fmt: skip
-_SHORT = Mix(_ALL, (16, 32, 64, 128), (0.3, 1.0))
-_LONG = Mix(_ALL, (32, 64, 128), (0.05, 1.0))
+_SHORT = Mix(_ALL, (16, 32, 64, 128), (0.4, 1.0))
+_LONG = Mix(_ALL, (32, 64, 128), (0.1, 1.0))
 
 
 @dataclass(frozen=True)

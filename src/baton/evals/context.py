@@ -23,7 +23,8 @@ class Context:
 
     tokens: ids.
     kind: index into `KINDS` of each token, as something to predict.
-    distance: of an answer token, the tokens between it and its fact; 0 elsewhere.
+    distance: of an answer token, the tokens between it and its fact; 0 elsewhere, and where the
+        same was asked for before: that answer is nearer than the fact.
     """
 
     tokens: NDArray[np.int16]
@@ -67,7 +68,9 @@ def lay_out(
     kind[at] = np.where(asked, _FIRST_FAMILY + items.family[row], 0)
     place = np.empty(len(order), np.int64)
     place[order] = start
-    distance[at] = np.where(asked, at - place[items.source[row]], 0)
+    news = np.zeros(len(order), bool)
+    news[order[np.unique(items.source[order], return_index=True)[1]]] = True
+    distance[at] = np.where(asked & news[row], at - place[items.source[row]], 0)
     return Context(tokens, kind, distance)
 
 

@@ -149,10 +149,10 @@ def later(rng: np.random.Generator, time: Floats) -> Floats:
 
 
 def ask(rng: np.random.Generator, bank: Bank, size: int) -> Items:
-    """Plain facts; each is asked for once, some more often."""
-    count = max(1, int(size / (2.3 * FACT)))
+    """Plain facts; each is asked for once, or more often."""
+    count = max(1, int(size / (3 * FACT)))
     key, value, time = bank.keys(count), bank.values(count), rng.random(count)
-    pick = np.concatenate((np.arange(count), rng.integers(0, count, int(0.3 * count))))
+    pick = np.concatenate((np.arange(count), rng.integers(0, count, count)))
     question = items(
         "ask", [vocab.ASK, key[pick], value[pick]], 1 + vocab.KEY, later(rng, time[pick]), pick
     )
