@@ -37,20 +37,17 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _windowed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> torch.Tensor:
-    """Blocks of `window` queries, each of which sees its own block and the end of the one before;
-    a query sees itself and `window - 1` tokens before it."""
+    """Blocks of `window` tokens; a query sees its own block up to itself and the block before."""
     blocks, rest = divmod(q.shape[2], window)
     if rest:
         raise ValueError(f"a length of {q.shape[2]} is no multiple of the window of {window}")
     q, k, v = (x.unflatten(2, (blocks, window)).transpose(1, 2) for x in (q, k, v))
     first = F.scaled_dot_product_attention(q[:, 0], k[:, 0], v[:, 0], is_causal=True)[:, None]
     if blocks > 1:
-        behind = torch.arange(window, device=q.device)[:, None] + window
-        behind = behind - torch.arange(2 * window, device=q.device)
-        seen = ((behind >= 0) & (behind < window))[None, None]
+        seen = torch.ones(window, 2 * window, dtype=torch.bool, device=q.device).tril(window)
         k, v = (torch.cat((x[:, :-1], x[:, 1:]), 3).flatten(0, 1) for x in (k, v))
         rows = q[:, 1:].flatten(0, 1)
-        more = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen)
+        more = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen[None, None])
         first = torch.cat((first, more.unflatten(0, (-1, blocks - 1))), 1)
     return first.transpose(1, 2).flatten(2, 3)
 

@@ -1,9 +1,10 @@
 """The reference models as they are trained: DeepSeek-V3's text (arXiv 2412.19437) at a small size.
 
 MLA, routed experts chosen by sigmoid scores with a balancing bias, one shared expert, one MTP
-module. Layers see the whole context with rotary positions or, where the shape has a window, the
-last `window` tokens with rotary positions and, in its global layers, everything without positions
-and with length-scaled scores (SSMax, arXiv 2501.19399; the layer pattern of arXiv 2501.18795).
+module. Layers see the whole context with rotary positions or, where the shape has a window, only
+blocks of `window` tokens with rotary positions (their own block and the one before) and, in its
+global layers, everything without positions and with length-scaled scores (SSMax, arXiv 2501.19399;
+the layer pattern of arXiv 2501.18795).
 
 Tokens are flat, `[N, hidden]` with `N = batch * length` always the same, so that `enter` and
 `leave` compile once whatever the length; only attention sees sequences. All experts run on all

@@ -75,7 +75,7 @@ _ROPE = Recipe(
 _512K = replace(
     _ROPE,
     name="recall-512k",
-    shape=replace(_ROPE.shape, window=512, global_layers=(2, 5), theta=1e4),
+    shape=replace(_ROPE.shape, window=256, global_layers=(2, 5), theta=1e4),
     stages=(
         Stage(_FIRST, (256,), (1.0,), 0.15, gate=0.9),
         Stage(_SHORT, (256, 512, 1024, 2048), (1.0, 1.0, 1.0, 1.0), 0.40, gate=0.97),
