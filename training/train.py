@@ -24,7 +24,7 @@ from training.export import export, load
 from training.measure import checks, measure
 from training.model import Model
 from training.optim import Optimiser
-from training.recipes import RECIPES, Recipe
+from training.recipes import RECIPES, Recipe, Stage
 
 
 class Run:
@@ -53,6 +53,11 @@ class Run:
         """Of the budget that is spent."""
         return self.spent / (60 * self.recipe.minutes)
 
+    @property
+    def now(self) -> Stage:
+        """The stage it is in."""
+        return self.recipe.stages[self.stage]
+
     def factor(self) -> float:
         """Of the rates: linear warm-up, constant, linear to zero at the end."""
         left = min(1.0, max(0.0, (1 - self.share) / self.recipe.decay))
@@ -70,7 +75,7 @@ class Run:
         def mean(weight: torch.Tensor) -> torch.Tensor:
             return (each * weight).sum() / weight.sum().clamp(min=1)
 
-        loss = mean(self.answer_weight[kind]) + self.recipe.text_loss * mean(self.is_text[kind])
+        loss = mean(self.answer_weight[kind]) + self.now.text * mean(self.is_text[kind])
         alone = torch.stack((each.detach(), torch.ones_like(each)))
         return loss, alone @ F.one_hot(kind, len(KINDS)).to(alone.dtype)
 
@@ -81,7 +86,7 @@ class Run:
         hidden, ahead, counts = self.model(tokens, self.dtype)
         loss, total = self.loss(hidden, tokens, kind, 1)
         further, _ = self.loss(ahead, tokens, kind, 2)
-        (loss + self.recipe.mtp_loss * further).backward()
+        (loss + self.now.mtp * further).backward()
         self.optimiser.step(self.factor())
         self.model.balance(counts, self.recipe.balance)
         self.step += 1
@@ -159,7 +164,7 @@ class Trainer:
 
     def _advance(self, accuracy: float = 0.0) -> None:
         run = self.run
-        stage = run.recipe.stages[run.stage]
+        stage = run.now
         last = run.stage == len(run.recipe.stages) - 1
         if not last and (run.share >= stage.until or accuracy >= stage.gate):
             run.stage += 1
@@ -171,7 +176,7 @@ class Trainer:
         run = self.run
         mean = (total[0] / total[1].clamp(min=1)).tolist()
         losses = {k: round(x, 3) for k, x in zip(KINDS, mean, strict=True) if x and k != "none"}
-        stage = run.recipe.stages[run.stage]
+        stage = run.now
         found = self.check([max(stage.lengths)])
         exact = found[max(stage.lengths)]["exact"]
         print(
@@ -186,7 +191,7 @@ class Trainer:
     def check(self, lengths: list[int]) -> dict[int, Any]:
         """Validation at these lengths."""
         run, found = self.run, {}
-        mix = run.recipe.stages[run.stage].mix
+        mix = run.now.mix
         for length in lengths:
             rows = max(2, run.recipe.check_tokens // length)
             contexts = checks(run.recipe, mix, length, self.texts, rows)
