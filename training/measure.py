@@ -4,7 +4,7 @@ how often its MTP module agrees with it."""
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -106,13 +106,15 @@ def _answers(
 
 
 def checks(
-    recipe: Recipe, mix: Mix, length: int, texts: dict[str, Bytes], rows: int
+    recipe: Recipe, mix: Mix, length: int, texts: dict[str, Bytes], tokens: int
 ) -> list[Batch]:
-    """Validation contexts of one length; no training context is among them."""
-    mix = replace(mix, families=mix.families | {"top": 0.0})
-    made = [
-        sample(seeds.stream("validation", recipe.seed, length, i), length, mix, texts)
-        for i in range(rows)
-    ]
+    """Validation contexts of one length, about `tokens` in all but at least one of each family;
+    no training context is among them. Plain questions are in all."""
+    families = [name for name in mix.families if name not in ("ask", "top")]
+    rows = max(len(families), tokens // length)
+    made = []
+    for i in range(rows):
+        rng = seeds.stream("validation", recipe.seed, length, i)
+        made.append(sample(rng, length, mix, texts, ("ask", families[i % len(families)])))
     size = max(1, _TOKENS // length)
     return [batch_of(made[i : i + size]) for i in range(0, rows, size)]

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Run:
         if (out / "state.pt").exists():
             self._load()
         if fuse:
+            torch._dynamo.config.suppress_errors = True  # what does not compile runs eagerly
             self.model.fuse()
         weight = torch.zeros(len(KINDS), device=device)
         weight[len(KINDS) - len(FAMILIES) :] = 1.0
@@ -193,8 +195,7 @@ class Trainer:
         run, found = self.run, {}
         mix = run.now.mix
         for length in lengths:
-            rows = max(2, run.recipe.check_tokens // length)
-            contexts = checks(run.recipe, mix, length, self.texts, rows)
+            contexts = checks(run.recipe, mix, length, self.texts, run.recipe.check_tokens)
             found[length] = measure(run.model, contexts, run.dtype, run.device)
         return found
 
@@ -209,23 +210,31 @@ def main() -> None:
     )
     parser.add_argument("--every", type=float, default=30.0, help="seconds between checks")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
+    parser.add_argument("--budget", type=float, help="minutes in all, instead of the recipe's")
+    parser.add_argument("--rates", type=float, nargs=2, metavar=("MUON", "ADAM"))
     parser.add_argument("--start", type=Path, help="exported folder to go on from, elsewhere")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = RECIPES[options.recipe]
+    recipe = replace(
+        recipe,
+        minutes=options.budget or recipe.minutes,
+        rates=tuple(options.rates or recipe.rates),
+    )
     run = Run(recipe, options.out, device, fuse=not options.eager and device.type == "cuda")
     if options.start and not run.step:
         run.start_from(options.start)
     size = sum(p.numel() for p in run.model.parameters())
     card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(f"{recipe.name}: {size / 1e6:.2f}M parameters on {card}, torch {torch.__version__}")
-    run.log(recipe=recipe.name, parameters=size, card=card, torch=torch.__version__)
+    run.log(recipe=asdict(recipe), parameters=size, card=card, torch=torch.__version__)
     trainer = Trainer(run, options.every)
     trainer.go(options.minutes, options.workers)
+    export(run.model, recipe, options.out)
+    load(run.model, options.out)  # what is measured last is what is in the folder
     found = trainer.check(list(recipe.check))
     for length, result in found.items():
         print(length, json.dumps(result))
     run.log(final=found)
-    export(run.model, recipe, options.out)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from baton.evals import vocab
+from baton.models.source import resolve_source
+from baton.models.tokenizer import load_tokenizer
 from training.attention import attend
 from training.data import Stream
 from training.export import export, load
 from training.model import Model, Shape
 from training.recipes import RECIPES
 from training.train import Run
-
-from baton.evals import vocab
-from baton.models.source import resolve_source
-from baton.models.tokenizer import load_tokenizer
 
 F64 = torch.float64
 

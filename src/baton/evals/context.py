@@ -89,22 +89,27 @@ class Mix:
     texts: tuple[float, float, float] = (0.6, 0.3, 0.1)
 
 
-def sample(rng: np.random.Generator, length: int, mix: Mix, texts: dict[str, Bytes]) -> Context:
-    """A context for training: several families, questions everywhere, text between."""
+def sample(
+    rng: np.random.Generator,
+    length: int,
+    mix: Mix,
+    texts: dict[str, Bytes],
+    families: tuple[str, ...] = (),
+) -> Context:
+    """A context for training: questions everywhere, text between, of these families or else of up
+    to three that are drawn."""
     kind = TEXT_KINDS[rng.choice(3, p=mix.texts)]
-    if rng.random() < mix.families.get("top", 0.0):
+    if not families and rng.random() < mix.families.get("top", 0.0):
         return count_words(rng, length)
     density = np.exp(rng.uniform(*np.log(mix.density)))
     budget = int((length - 1) * min(density, 0.98))
-    names = [name for name in mix.families if name != "top"]
-    weight = np.array([mix.families[name] for name in names])
-    chosen = rng.choice(len(names), int(rng.integers(1, 4)), p=weight / weight.sum())
+    chosen = families or _draw(rng, mix)
     share = rng.dirichlet(np.ones(len(chosen)) * 2)
     most = budget // (FACT + 1) + 4 * len(chosen) + 8
     bank = Bank(rng, int(rng.choice(mix.alphabets)), float(rng.choice((0.0, 0.0, 0.5))), most)
     parts: list[Items] = []
-    for index, part in zip(chosen, share, strict=True):
-        made = BUILDERS[names[index]](rng, bank, int(part * budget))
+    for name, part in zip(chosen, share, strict=True):
+        made = BUILDERS[name](rng, bank, int(part * budget))
         if sum(p.size for p in [*parts, made]) < length:
             parts.append(made)
     filler = _filler(rng, kind, length, texts)
@@ -112,6 +117,13 @@ def sample(rng: np.random.Generator, length: int, mix: Mix, texts: dict[str, Byt
         return Context(filler.astype(np.int16), np.full(length, KINDS.index(kind), np.uint8),
                        np.zeros(length, np.int32))  # fmt: skip
     return lay_out(Items.join(parts), length, filler, KINDS.index(kind), rng)
+
+
+def _draw(rng: np.random.Generator, mix: Mix) -> tuple[str, ...]:
+    """One to three families, one of them twice perhaps."""
+    names = [name for name in mix.families if name != "top"]
+    weight = np.array([mix.families[name] for name in names])
+    return tuple(rng.choice(names, int(rng.integers(1, 4)), p=weight / weight.sum()).tolist())
 
 
 def _filler(rng: np.random.Generator, kind: str, size: int, texts: dict[str, Bytes]) -> Bytes:

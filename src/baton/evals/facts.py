@@ -145,7 +145,8 @@ def later(rng: np.random.Generator, time: Floats) -> Floats:
     room = 1.0 - time
     near = room * np.exp(rng.uniform(np.log(1e-3), 0.0, time.shape))
     far = room * rng.random(time.shape)
-    return time + np.where(rng.random(time.shape) < 0.5, near, far)
+    after: Floats = time + np.where(rng.random(time.shape) < 0.5, near, far)
+    return after
 
 
 def ask(rng: np.random.Generator, bank: Bank, size: int) -> Items:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.core.errors import ConfigError
 from baton.evals.seeds import Purpose, stream
 
 Bytes = NDArray[np.uint8]
@@ -34,6 +35,9 @@ def sources(held_out: bool) -> Bytes:
     Args:
         held_out: the sixteenth of the files (by a hash of the name) that training never reads,
             or the rest.
+
+    Raises:
+        ConfigError: this Python came without sources.
     """
     library = Path(sysconfig.get_path("stdlib"))
     files = [p for p in library.rglob("*.py") if "site-packages" not in p.parts]
@@ -43,6 +47,8 @@ def sources(held_out: bool) -> Bytes:
         kept = zlib.crc32(path.name.encode()) % _HELD_OUT == 0
         if kept == held_out and path.stat().st_size < _LARGEST:
             found.append(path.read_bytes())
+    if not found:
+        raise ConfigError(f"no Python sources under {library}: they are the text to read")
     return np.frombuffer(b"\n".join(found), np.uint8)
 
 
