@@ -257,7 +257,8 @@ def _features(probe: Probe) -> Features:
     tokens = probe.seqs * probe.chunk
     if probe.chunk == 1:
         return Features(tokens, 0.0, probe.seqs * probe.context, probe.seqs)
-    return Features(tokens, probe.seqs * pairs(probe.chunk, probe.context), 0.0, probe.seqs)
+    work, behind = pairs(probe.chunk, probe.context), float(probe.context)
+    return Features(tokens, probe.seqs * work, 0.0, probe.seqs, probe.seqs * behind)
 
 
 def transient_bytes(config: EngineConfig) -> BytesModel:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.config.engine import EngineConfig
+from baton.config.resolve import itemsize
 from baton.core.errors import ConfigError
 from baton.core.forward import Model, TensorGroup
 from baton.core.log import get_logger
@@ -39,19 +40,20 @@ def widest(config: EngineConfig) -> Probe:
 @dataclass(frozen=True)
 class Budget:
     """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, and
-    libraries with them; a step takes up to `step`, workspaces that stay included; graphs take
-    `graphs`."""
+    libraries with them; a step takes up to `step`, workspaces that stay included; a chunk between
+    two steps keeps `kept`; graphs take `graphs`."""
 
     total: int
     allowed: int
     weights: int
     step: int
+    kept: int
     graphs: int
 
     @property
     def pages(self) -> int:
         """What is left for KV pages; may be negative."""
-        return self.allowed - self.weights - self.step - self.graphs - MARGIN
+        return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
 def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> Budget:
@@ -68,7 +70,7 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     torch.cuda.reset_peak_memory_stats(device)
     runner.probe(widest(config))
     peak = torch.cuda.max_memory_allocated(device)
-    kept = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
+    stays = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     runner.capture()
@@ -78,8 +80,10 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     del runner, views
     torch.cuda.empty_cache()
     allowed = int(total * config.gpu_memory_utilization)
-    weights = total - free - pool - (kept - before)
-    return Budget(total, allowed, weights, peak - before, graphs)
+    weights = total - free - pool - (stays - before)
+    # Hidden state and residual of a chunk on its way through the layers.
+    kept = 2 * widest(config).chunk * config.model.hidden_size * itemsize(config.dtype)
+    return Budget(total, allowed, weights, peak - before, kept, graphs)
 
 
 def size_pool(
@@ -98,7 +102,7 @@ def size_pool(
     pages, step = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
     account = (
         f"{format_bytes(budget.allowed)} allowed, {format_bytes(budget.weights)} weights, "
-        f"{format_bytes(budget.step)} steps, {format_bytes(budget.graphs)} graphs"
+        f"{format_bytes(budget.step + budget.kept)} steps, {format_bytes(budget.graphs)} graphs"
     )
     if pages < 1:
         raise ConfigError(f"no GPU memory is left for KV pages ({account})")

@@ -1,8 +1,10 @@
 """What a step costs, in seconds and in transient bytes, as a function of what is in it.
 
-seconds = a + b * tokens + c * pairs + d * context + e * sequences, all coefficients >= 0.
-Attention makes `c` matter: at a context of 400K a chunk costs many times what it costs at 0, so
-chunks are chosen by time (compare Sarathi-Serve, arXiv 2403.02310, which budgets tokens).
+seconds = a + b * tokens + c * pairs + d * context + e * sequences + f * behind, all coefficients
+>= 0. Attention makes `c` matter: at a context of 400K a chunk costs many times what it costs at 0,
+so chunks are chosen by time (compare Sarathi-Serve, arXiv 2403.02310, which budgets tokens). `f` is
+what a chunk costs however short it is: all keys and values behind it are gathered, and for latent
+attention projected up.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ class Features(NamedTuple):
     pairs: query-key pairs of prefill chunks, sum of `chunk * (context + chunk / 2)`.
     context: tokens of KV that decodes read.
     sequences: rows in the plan.
+    behind: tokens of KV that prefill chunks read, each once however long the chunk is.
+
+    A chunk that passes only some of the layers counts by their share.
     """
 
     tokens: float = 0.0
     pairs: float = 0.0
     context: float = 0.0
     sequences: float = 0.0
+    behind: float = 0.0
 
     def vector(self) -> tuple[float, ...]:
         """Regressors in the order of the coefficients."""
@@ -37,9 +43,10 @@ def pairs(chunk: int, context: int) -> float:
     return chunk * (context + chunk / 2)
 
 
-SIZE = 5
-#: Before anything is measured: 1 ms per step, 10K tokens/s, 1 ns per pair, 10 ns per context token.
-DEFAULT = (1e-3, 1e-4, 1e-9, 1e-8, 2e-5)
+SIZE = 6
+#: Before anything is measured: 1 ms per step, 10K tokens/s, 1 ns per pair, 10 ns per context token,
+#: 100 ns per token behind a chunk.
+DEFAULT = (1e-3, 1e-4, 1e-9, 1e-8, 2e-5, 1e-7)
 #: Weight of one default sample against one measured sample: the first measurements win.
 PRIOR_WEIGHT = 1e-3
 #: Start-up samples count together as this many steps, for ever: they alone saw every shape.
@@ -144,20 +151,21 @@ class CostModel:
 
     def predict(self, features: Features) -> float:
         """Seconds of a step."""
-        a, b, c, d, e = self.coefficients
-        tokens, pair, context, sequences = features
-        return a + b * tokens + c * pair + d * context + e * sequences
+        a, b, c, d, e, f = self.coefficients
+        tokens, pair, context, sequences, behind = features
+        return a + b * tokens + c * pair + d * context + e * sequences + f * behind
 
     def added(self, chunk: int, context: int) -> float:
         """Seconds that a prefill row of `chunk` tokens adds to a step."""
-        _, b, c, _, e = self.coefficients
-        return e + b * chunk + c * pairs(chunk, context)
+        _, b, c, _, e, f = self.coefficients
+        return e + b * chunk + c * pairs(chunk, context) + f * context
 
     def chunk_within(self, seconds: float, context: int) -> float:
         """Largest (real-valued) chunk behind `context` that adds at most `seconds`; 0 if none,
-        infinite if there is no bound: root of c/2 n^2 + (b + c * context) n + e = seconds."""
-        _, b, c, _, e = self.coefficients
-        left = seconds - e
+        infinite if there is no bound: root of c/2 n^2 + (b + c * context) n + e + f * context =
+        seconds."""
+        _, b, c, _, e, f = self.coefficients
+        left = seconds - e - f * context
         if left <= 0.0:
             return 0.0
         linear = b + c * context
@@ -199,7 +207,7 @@ def _prior() -> NormalEquations:
         Features(tokens=64, context=200_000, sequences=64),
         Features(tokens=64, pairs=pairs(64, 0), sequences=1),
         Features(tokens=2048, pairs=pairs(2048, 0), sequences=1),
-        Features(tokens=2048, pairs=pairs(2048, 100_000), sequences=1),
+        Features(tokens=2048, pairs=pairs(2048, 100_000), sequences=1, behind=100_000),
     )
     for shape in shapes:
         seconds = sum(k * x for k, x in zip(DEFAULT, shape.vector(), strict=True))
