@@ -139,13 +139,15 @@ def test_a_chunk_by_layers_equals_one_in_a_single_pass(
         advance(runner, *rest)
 
     monkeypatch.setattr(Runner, "_advance", watched)
-    prompts = [[(7 * i + j) % 310 + 3 for j in range(n)] for i, n in enumerate((9, 1500, 700))]
+    prompts = [[(7 * i + j) % 310 + 3 for j in range(n)] for i, n in enumerate((9, 5, 1500, 700))]
     asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
     longer = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    brief = SamplingParams(temperature=0, max_tokens=1)
     with LLM(wide(family), **BASE | {"max_num_seqs": 2}, step_time="60ms") as llm:
-        alone = [llm.generate([prompt], asked)[0] for prompt in prompts[1:]]
+        alone = [llm.generate([prompt], asked)[0] for prompt in prompts[2:]]
         assert not parts
-        beside = llm.generate(prompts, [longer, asked, asked])[1:]
+        # the second leaves its slot to the others, one after the other, while the first decodes
+        beside = llm.generate(prompts, [longer, brief, asked, asked])[2:]
     assert len(parts) >= 4
     for one, other in zip(alone, beside, strict=True):
         assert one.prompt_logprobs == other.prompt_logprobs
