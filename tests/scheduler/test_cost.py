@@ -90,6 +90,7 @@ def random_budget(rng: random.Random) -> tuple[Budget, CostModel, int, int, int,
             per_token=rng.choice([0, 50, 1000]),
             per_context_token=rng.choice([0, 1, 100]),
             base=rng.choice([0, 10_000]),
+            most_context=rng.choice([math.inf, 40_000, 1000]),
         ),
         coefficients=(
             1e-3,

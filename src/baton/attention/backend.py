@@ -7,6 +7,7 @@ prefill. Each half has its own backend, the same one unless the user names a pai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -58,6 +59,10 @@ class AttentionBackend:
 
     def warm_up(self) -> None:
         """Compile now what would otherwise be compiled while a request waits."""
+
+    def held_context(self, page_size: int) -> float:
+        """Most tokens of context that prefill has gathered at once; infinite: all there are."""
+        return math.inf
 
     def plan_prefill(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
         """Plan the sequences (indices into the batch) with more than one query."""

@@ -100,8 +100,8 @@ class PackedBackend(AttentionBackend):
 
     # -- planning ------------------------------------------------------------------------
 
-    def _budget(self, page_size: int) -> int:
-        """Tokens of context that the workspace holds, a multiple of the page size."""
+    def held_context(self, page_size: int) -> int:
+        """See AttentionBackend; a multiple of the page size."""
         spec, size = self.need.spec, self.need.dtype.itemsize
         per_token = spec.kv_shape.width
         if isinstance(spec, MLASpec):
@@ -113,7 +113,7 @@ class PackedBackend(AttentionBackend):
         self, batch: ForwardBatch, sequences: Sequence[int], page_size: int
     ) -> PackedPlan:
         """See AttentionBackend."""
-        budget, start = self._budget(page_size), 0
+        budget, start = self.held_context(page_size), 0
         groups: list[Group] = []
         run: list[int] = []
         tokens = 0

@@ -27,14 +27,16 @@ log = get_logger("memory")
 TRIAL_PAGES = 64
 #: Bytes that stay free for what torch does not account for (NCCL, cuBLAS, fragmentation).
 MARGIN = 1 << 30
-#: Context behind the measured chunk, at most: what is gathered of it is bounded per backend.
-LONGEST = 131072
+#: Context behind the measured chunk, at least, if the engine takes as much.
+LONG = 131072
 
 
-def widest(config: EngineConfig) -> Probe:
-    """The step that takes most memory: the largest chunk, with context behind it."""
+def widest(config: EngineConfig, held_context: float) -> Probe:
+    """The step that takes most memory: the largest chunk, with so much context behind it that a
+    workspace of `held_context` tokens is full."""
     chunk = min(config.max_num_batched_tokens, config.max_model_len)
-    return Probe(1, chunk, min(LONGEST, config.max_model_len - chunk))
+    most = config.max_model_len - chunk
+    return Probe(1, chunk, int(min(max(LONG, held_context), most)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Budget:
         return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
-def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> Budget:
+def measure_budget(config: EngineConfig, model: Model, device: torch.device, step: Probe) -> Budget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
     trial = replace(config, num_pages=TRIAL_PAGES)
     views = make_views(
@@ -68,7 +70,7 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    runner.probe(widest(config))
+    runner.probe(step)
     peak = torch.cuda.max_memory_allocated(device)
     stays = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
     torch.cuda.empty_cache()
@@ -82,12 +84,12 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     allowed = int(total * config.gpu_memory_utilization)
     weights = total - free - pool - (stays - before)
     # Hidden state and residual of a chunk on its way through the layers.
-    kept = 2 * widest(config).chunk * config.model.hidden_size * itemsize(config.dtype)
+    kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
     return Budget(total, allowed, weights, peak - before, kept, graphs)
 
 
 def size_pool(
-    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup
+    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup, step: Probe
 ) -> EngineConfig:
     """The config with `num_pages`, `step_memory` and, if need be, a lower `max_model_len`; the
     least of all ranks, which must agree.
@@ -95,11 +97,11 @@ def size_pool(
     Raises:
         ConfigError: nothing is left for pages; says what took the memory.
     """
-    budget = measure_budget(config, model, device)
+    budget = measure_budget(config, model, device, step)
     page_bytes = bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
-    most = config.max_num_seqs * -(-config.max_model_len // config.page_size)
-    found = torch.tensor([min(budget.pages // page_bytes, most), -budget.step], device=device)
-    pages, step = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
+    enough = config.max_num_seqs * -(-config.max_model_len // config.page_size)
+    found = torch.tensor([min(budget.pages // page_bytes, enough), -budget.step], device=device)
+    pages, memory = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
     account = (
         f"{format_bytes(budget.allowed)} allowed, {format_bytes(budget.weights)} weights, "
         f"{format_bytes(budget.step + budget.kept)} steps, {format_bytes(budget.graphs)} graphs"
@@ -112,5 +114,5 @@ def size_pool(
         config,
         num_pages=pages,
         max_model_len=min(config.max_model_len, holds),
-        step_memory=max(-step, 1),
+        step_memory=max(-memory, 1),
     )

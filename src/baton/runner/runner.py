@@ -299,15 +299,14 @@ class Runner:
     @torch.inference_mode()
     def _probe(self, probe: Probe) -> float:
         rows = self._rehearsal(probe)
-        if rows and self.graphs is not None and self.graphs.run(rows) is not None:
-            watch = Stopwatch(self.device)  # the first replay uploaded the graph
-            self.graphs.run(rows)
-            watch.stop()
-            self.slots.vacate(len(rows))
-            return watch.seconds()
+        replayed = bool(rows) and self.graphs is not None and self.graphs.run(rows) is not None
         watch = Stopwatch(self.device)
-        self._synthetic(probe, self.model)
+        if replayed and self.graphs is not None:
+            self.graphs.run(rows)  # the first replay also uploaded the graph
+        else:
+            self._synthetic(probe, self.model)
         watch.stop()
+        self.slots.vacate(len(rows))
         return watch.seconds()
 
     def _rehearsal(self, probe: Probe) -> list[Row]:
@@ -318,7 +317,8 @@ class Runner:
         if width > self.slots.pages.shape[1]:
             return []
         self.slots.occupy(probe.seqs, probe.context, width, self.config.num_pages)
-        ids = [] if probe.chunk == 1 else [i % 1009 for i in range(probe.chunk)]
+        vocab = self.config.model.vocab_size
+        ids = [] if probe.chunk == 1 else [i * 7 % vocab for i in range(probe.chunk)]
         return [Row(slot, probe.context, probe.chunk, ids, [], True) for slot in range(probe.seqs)]
 
     def _synthetic(self, probe: Probe, model: Model) -> None:

@@ -105,8 +105,9 @@ class NormalEquations:
 class BytesModel:
     """Transient bytes of a step.
 
-    `scale * (base + per_token * tokens + per_context_token * longest)`, where `longest` is the
-    longest context plus chunk among the rows: workspaces are re-used from sequence to sequence.
+    `scale * (base + per_token * tokens + per_context_token * min(longest, most_context))`, where
+    `longest` is the longest context plus chunk among the rows: workspaces are re-used from sequence
+    to sequence, and hold no more than `most_context` tokens at once.
     All zeros: no bound. `scale` is what one measured step says about the account (`engine.memory`);
     steps that were cut to fit say nothing about larger ones, so nothing is learnt from them.
     """
@@ -115,24 +116,32 @@ class BytesModel:
     per_context_token: float = 0.0
     base: float = 0.0
     scale: float = 1.0
+    most_context: float = math.inf
 
     def predict(self, tokens: int, longest: int) -> float:
         """Bytes of a step of `tokens` tokens."""
-        return self.scale * (self.base + self.per_token * tokens + self.per_context_token * longest)
+        held = self.per_context_token * min(longest, self.most_context)
+        return self.scale * (self.base + self.per_token * tokens + held)
 
     def chunk_within(self, limit: float, tokens: int, longest: int, context: int) -> float:
         """Largest chunk behind `context` that keeps a step which already has `tokens` and
         `longest` within `limit` bytes; 0 if none, infinite if there is no bound."""
-        left = limit / self.scale - self.base - self.per_token * tokens
-        # While the chunk ends below `longest` the workspace costs nothing more.
-        left -= self.per_context_token * max(longest, context)
-        free = max(0, longest - context)
+        left = (limit - self.predict(tokens, max(longest, context))) / self.scale
         if left < 0.0:
             return 0.0
-        if self.per_token and left < self.per_token * free:
-            return left / self.per_token
-        slope = self.per_token + self.per_context_token
-        return free + (left - self.per_token * free) / slope if slope else math.inf
+        # The workspace costs nothing more while the chunk ends below `longest`, then grows with
+        # the chunk until it is full.
+        full = max(0.0, self.most_context - context)
+        free = min(max(0, longest - context), full)
+        size = 0.0
+        for width, slope in (
+            (free, self.per_token),
+            (full - free, self.per_token + self.per_context_token),
+        ):
+            if slope and left < slope * width:
+                return size + left / slope
+            size, left = size + width, left - slope * width if slope else left
+        return size + left / self.per_token if self.per_token else math.inf
 
 
 @dataclass
