@@ -111,7 +111,8 @@ def _profiles(rows: Iterable[dict[str, Any]]) -> list[RenderableType]:
             continue
         title = (
             f"GPU during {row['batch']}x{row['context']}: idle {profile['idle_share']:.1%}, "
-            f"of it without work {profile['waiting_share']:.1%}, longest gap {profile['longest_gap']:.0f} us, about {profile['steps']} steps"
+            f"of it without work {profile['waiting_share']:.1%}, "
+            f"longest gap {profile['longest_gap']:.0f} us, about {profile['steps']} steps"
         )
         kernels = [
             (name[:72], f"{time / profile['busy']:.0%}", f"{time:,.0f}")
