@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,sample,head] [--out F]
+    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,align,sample,head] [--out F]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -126,6 +126,18 @@ def router(table: Table) -> None:
         )
 
 
+def alignment(table: Table) -> None:
+    from baton.ops.triton.align import align
+
+    for count, top_k, block in ((64, 6, 128), (192, 8, 128), (193, 9, 16)):
+        for tokens in (16, 64, 256) if block == 16 else (1024, 4096, 16384):
+            scores = [torch.rand(tokens, count, device="cuda") for _ in range(8)]
+            chosen = [x.topk(top_k, 1).indices for x in scores]
+            calls = [partial(align, ids, count, block) for ids in chosen]
+            moved = tokens * top_k * 16.0
+            table.add(f"align {tokens}x{top_k} of {count}", {"ours": attempt(calls)}, moved)
+
+
 def sampling(table: Table) -> None:
     vocab = 120832
     heat = torch.rand(512, 6, device="cuda", dtype=torch.float64) + 0.5
@@ -169,6 +181,7 @@ PARTS = {
     "gqa": gqa,
     "mla": mla,
     "gate": router,
+    "align": alignment,
     "sample": sampling,
     "head": head,
 }

@@ -75,27 +75,31 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {
     f"align {chunk}": (
         align._align,
-        {"ids": L, **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"), "pairs": "i32"},
-        {"E": 192, "LANES": 256, "CHUNK": chunk, "BLOCK_M": block},
-        {"num_warps": warps},
+        {
+            "ids": L,
+            **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"),
+            **ints("pairs block_m"),
+        },
+        {"E": 192, "LANES": 256, "CHUNK": chunk},
+        {"num_warps": warps, "unaligned": ("pairs", "block_m")},
     )
-    for chunk, block, warps in ((512, 16, 4), (2048, 128, 8))
+    for chunk, warps in ((512, 4), (2048, 8))
 }
 KERNELS["align count"] = (
     align._count,
-    {"ids": L, "counts": "*i32", "pairs": "i32"},
-    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK},
-    {"unaligned": ("pairs",)},
+    {"ids": L, "counts": "*i32", **ints("pairs chunk_size")},
+    {"LANES": 256, "STEP": align.STEP},
+    {"unaligned": ("pairs", "chunk_size")},
 )
 KERNELS["align place"] = (
     align._place,
     {
         "ids": L,
-        **dict.fromkeys(("upto", "rows", "place", "experts", "ends"), "*i32"),
-        **ints("pairs chunks"),
+        **dict.fromkeys(("counts", "rows", "place", "experts", "ends"), "*i32"),
+        **ints("pairs chunks chunk_size block_m"),
     },
-    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK, "BLOCK_M": 128},
-    {"num_warps": 8, "unaligned": ("pairs", "chunks")},
+    {"E": 193, "LANES": 256, "STEP": align.STEP, "READ": align.READ},
+    {"num_warps": 8, "unaligned": ("pairs", "chunks", "chunk_size", "block_m")},
 )
 KERNELS["combine"] = (
     moe._combine,
