@@ -114,6 +114,21 @@ def test_experts_that_all_tokens_visit(
     assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, common=common))
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 512, 352), (4, 2, 1024, 192)])
+def test_the_height_of_a_tile_changes_no_bit(experts_weights, shape) -> None:
+    """Ten tokens go to two experts, alone (half a tile each) or with all others (whole tiles)."""
+    count, top_k, hidden, inner = shape
+    gate_up, down = experts_weights(count, hidden, inner, BF16)
+    x = torch.randn(400, hidden, device="cuda", dtype=BF16)
+    weights = torch.rand(400, top_k, device="cuda")
+    found = []
+    for others in (0, 2):
+        experts = torch.tensor([0, 1], device="cuda").repeat(400, 1)
+        experts[10:] += others
+        found.append(expert_mlp(x, experts, weights, gate_up, down)[:10])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("tokens", [1, 40, 3000])
 def test_experts_of_the_library(experts_weights, tokens: int) -> None:
     from baton.ops.triton import moe_library

@@ -35,7 +35,7 @@ def gemm(
         {
             "E": experts, "N": width, "K": inner, "TOP_K": sum(top_k), "ROUTED": top_k[0],
             "BM": tiles.m, "BN": tiles.n, "BK": tiles.k, "GROUP": tiles.group,
-            "GATED": gated, "SWAP": tiles.swap, "DIRECT": direct,
+            "GATED": gated, "SWAP": tiles.swap, "DIRECT": direct, "HALF": tiles.half,
         },
         unaligned=("pairs", "blocks"), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
     chosen, direct = (top_k, common), pairs <= moe.DIRECT_PAIRS
     made = gemm(experts + common, chosen, *size, tiles, gated, direct)
     assert made.local == 0
-    assert made.count("HGMMA") >= 4
+    assert made.count("HGMMA") >= (8 if tiles.half else 4)  # both heights
     assert made.count("UTMALDG") >= 1
     # Decode hides a program's start behind another's stream: two must fit an SM.
     programs = 2 if pairs <= 20 * experts else 1
