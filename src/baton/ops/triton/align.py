@@ -59,8 +59,7 @@ def _end_expert(
 
 @triton.jit(do_not_specialize=["pairs", "block_m"])
 def _align(
-    ids, rows, place, experts, ends, pairs, block_m,
-    E: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
+    ids, rows, place, experts, ends, pairs, block_m, LANES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane, step = tl.arange(0, LANES), tl.arange(0, CHUNK)
@@ -76,7 +75,7 @@ def _align(
     seen = start
     for begin in range(0, pairs, CHUNK):
         pair = begin + step
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=E).to(tl.int32)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=LANES).to(tl.int32)
         mine = chosen == expert
         one = mine.to(tl.int32)
         position = seen + tl.cumsum(one, 0) - 1
@@ -101,10 +100,10 @@ def _count(
     tl.store(counts + chunk * LANES + lane, found)
 
 
-@triton.jit(do_not_specialize=["pairs", "chunks", "chunk_size", "block_m"])
+@triton.jit(do_not_specialize=["pairs", "chunks", "chunk_size", "count", "block_m"])
 def _place(
-    ids, counts, rows, place, experts, ends, pairs, chunks, chunk_size, block_m,
-    E: tl.constexpr, LANES: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr,
+    ids, counts, rows, place, experts, ends, pairs, chunks, chunk_size, count, block_m,
+    LANES: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     lane = tl.arange(0, LANES)
@@ -130,12 +129,12 @@ def _place(
         tl.store(rows + position, pair, mask=here)
         tl.store(place + pair, position, mask=here)
         upto += tl.histogram(chosen, LANES, mask=here)
-    if chunk < E:
+    if chunk < count:
         own = lane == chunk
         first = tl.sum(tl.where(own, start, 0))
-        count = tl.sum(tl.where(own, total, 0))
+        have = tl.sum(tl.where(own, total, 0))
         size = tl.sum(tl.where(own, padded, 0))
-        _end_expert(rows, experts, ends, pairs, block_m, chunk, first, count, size, LANES)
+        _end_expert(rows, experts, ends, pairs, block_m, chunk, first, have, size, LANES)
 
 
 def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> Alignment:
@@ -159,13 +158,13 @@ def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> A
         counts = torch.empty(chunks, lanes, dtype=torch.int32, device=where)
         _count[(chunks,)](experts, counts, pairs, size, LANES=lanes, STEP=STEP)
         _place[(max(chunks, count),)](
-            experts, counts, rows, place, tile_experts, ends, pairs, chunks, size, block_m,
-            E=count, LANES=lanes, STEP=STEP, READ=READ, num_warps=8,
+            experts, counts, rows, place, tile_experts, ends, pairs, chunks, size, count, block_m,
+            LANES=lanes, STEP=STEP, READ=READ, num_warps=8,
         )  # fmt: skip
     else:
         few = pairs <= 512
         _align[(count,)](
             experts, rows, place, tile_experts, ends, pairs, block_m,
-            E=count, LANES=lanes, CHUNK=512 if few else 2048, num_warps=4 if few else 8,
+            LANES=lanes, CHUNK=512 if few else 2048, num_warps=4 if few else 8,
         )  # fmt: skip
     return Alignment(pairs, blocks, rows, place, tile_experts, ends)

@@ -34,9 +34,9 @@ DIRECT_PAIRS = 32
 
 @triton.jit
 def _tile(
-    x, a, w, out, pair, pairs, first, weight_row, column, x_stride,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, WHOLE: tl.constexpr,
+    x, a, w, out, pair, pairs, top_k, first, weight_row, column, x_stride,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, SWAP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """`M` rows from position `first` on, of the pairs `pair [M]`. WHOLE: as many as `a`'s block
     has; fewer are read by address."""
@@ -49,7 +49,7 @@ def _tile(
     else:
         acc = tl.zeros([M, BN], tl.float32)
         acc_up = tl.zeros([M, BN], tl.float32)
-    row = tl.where(valid, pair // TOP_K, 0).to(tl.int64) if GATED else position
+    row = tl.where(valid, pair // top_k, 0).to(tl.int64) if GATED else position
     source = x + row[:, None] * x_stride + kk[None, :]
     for k in range(0, K, BK):
         if WHOLE and not GATED:
@@ -79,10 +79,10 @@ def _tile(
     tl.store(target, result, mask=valid[:, None] & (col < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks", "count", "top_k", "routed"])
 def _grouped_gemm(
-    x, a, w, out, rows, experts, ends, pairs, blocks, x_stride,
-    E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr,
+    x, a, w, out, rows, experts, ends, pairs, blocks, count, top_k, routed, x_stride,
+    N: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
     GATED: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +90,7 @@ def _grouped_gemm(
 
     GATED: `in` is x read by token index, W is `[E, 2N, K]`, f is SiLU times. Otherwise `in` is x
     read by position, by `a`, a descriptor of it with blocks `[BM, BK]`, and W is `[E, N, K]`. `w`
-    is a descriptor with blocks `[BN, BK]`. DIRECT: a tile for each of a token's first ROUTED
+    is a descriptor with blocks `[BN, BK]`. DIRECT: a tile for each of a token's first `routed`
     pairs, then one with all tokens for each of the experts behind those. HALF: an expert's last
     tile is computed at half height where that holds its pairs.
     """
@@ -103,25 +103,25 @@ def _grouped_gemm(
     column = pid % per_group // height * BN
     lane, first = tl.arange(0, BM), block * BM
     if DIRECT:
-        tokens = pairs // TOP_K
-        common = block - tokens * ROUTED
-        leader = block // ROUTED * TOP_K + block % ROUTED
-        leader = tl.where(common < 0, leader, ROUTED + common)
+        tokens = pairs // top_k
+        common = block - tokens * routed
+        leader = block // routed * top_k + block % routed
+        leader = tl.where(common < 0, leader, routed + common)
         expert = tl.load(experts + leader).to(tl.int32)
-        pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * TOP_K, pairs)
+        pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * top_k, pairs)
     else:
-        if first >= tl.load(ends + E - 1):
+        if first >= tl.load(ends + count - 1):
             return
         expert = tl.load(experts + block)
         pair = tl.load(rows + first + lane)
     weight_row = expert * ((2 if GATED else 1) * N) + column
     if HALF and tl.load(rows + first + BM // 2) >= pairs:
         some = tl.load(rows + first + tl.arange(0, BM // 2))
-        _tile(x, a, w, out, some, pairs, first, weight_row, column, x_stride,
-              BM // 2, N, K, TOP_K, BN, BK, GATED, SWAP, False)  # fmt: skip
+        _tile(x, a, w, out, some, pairs, top_k, first, weight_row, column, x_stride,
+              BM // 2, N, K, BN, BK, GATED, SWAP, False)  # fmt: skip
     else:
-        _tile(x, a, w, out, pair, pairs, first, weight_row, column, x_stride,
-              BM, N, K, TOP_K, BN, BK, GATED, SWAP, True)  # fmt: skip
+        _tile(x, a, w, out, pair, pairs, top_k, first, weight_row, column, x_stride,
+              BM, N, K, BN, BK, GATED, SWAP, True)  # fmt: skip
 
 
 @triton.jit
@@ -192,10 +192,10 @@ def _gemm(
     # GATED never reads the second, but every argument needs a value of its type.
     a = w if gated else TensorDescriptor.from_tensor(x, [tiles.m, tiles.k])
     _grouped_gemm[(plan.blocks * triton.cdiv(width, tiles.n),)](
-        x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks, x.stride(0),
-        E=experts, N=width, K=inner, TOP_K=top_k, ROUTED=top_k - common, BM=tiles.m, BN=tiles.n,
-        BK=tiles.k, GROUP=tiles.group, GATED=gated, SWAP=tiles.swap, DIRECT=direct,
-        HALF=tiles.half,
+        x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks,
+        experts, top_k, top_k - common, x.stride(0),
+        N=width, K=inner, BM=tiles.m, BN=tiles.n, BK=tiles.k, GROUP=tiles.group,
+        GATED=gated, SWAP=tiles.swap, DIRECT=direct, HALF=tiles.half,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 

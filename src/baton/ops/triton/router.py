@@ -24,15 +24,15 @@ from baton.ops.triton.common import dot
 _LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf become this
 _SMS = 132
 _INNER = 128
+_MOST_PARTS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _gate(
-    x, w, out, tokens, x_stride,
-    E: tl.constexpr, H: tl.constexpr, PART: tl.constexpr,
-    BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    x, w, out, tokens, share, x_stride,
+    E: tl.constexpr, H: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """`out[part, t, e]`: the share of inner columns `[part * PART, (part + 1) * PART)`."""
+    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`."""
     expert = tl.program_id(0) * BE + tl.arange(0, BE)
     token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
     part = tl.program_id(2)
@@ -41,7 +41,7 @@ def _gate(
     source_w = w + expert[:, None] * H + kk[None, :]
     source_x = x + token[:, None] * x_stride + kk[None, :]
     acc = tl.zeros([BE, BT], tl.float32)
-    for k in range(part * PART, part * PART + PART, BK):
+    for k in range(part * share, part * share + share, BK):
         inside = (kk + k < H)[None, :]
         weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
         tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
@@ -65,22 +65,22 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     block_t = 16 if tokens <= 64 else 64 if tokens <= 2048 else 128
     tiles = triton.cdiv(experts, 64) * triton.cdiv(tokens, block_t)
     steps = triton.cdiv(hidden, _INNER)
-    part = _INNER * triton.cdiv(steps, min(steps, 16, max(1, _SMS // tiles)))
-    parts = triton.cdiv(hidden, part)
+    share = _INNER * triton.cdiv(steps, min(steps, _MOST_PARTS, max(1, _SMS // tiles)))
+    parts = triton.cdiv(hidden, share)
     out = torch.empty(parts, tokens, experts, dtype=torch.float32, device=x.device)
     if tokens:
         grid = triton.cdiv(experts, 64), triton.cdiv(tokens, block_t), parts
         inner = _INNER if block_t == 16 else 64
         _gate[grid](
-            x, weight, out, tokens, x.stride(0), E=experts, H=hidden, PART=part,
+            x, weight, out, tokens, share, x.stride(0), E=experts, H=hidden,
             BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "part_stride"])
 def _choose(
-    logits, bias, experts, weights, tokens, scale,
+    logits, bias, experts, weights, parts, part_stride, stride, scale,
     PARTS: tl.constexpr, E: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
     SHARED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
@@ -90,7 +90,8 @@ def _choose(
     real = lane < E
     x = tl.zeros([LANES], tl.float32)
     for part in tl.static_range(PARTS):
-        x += tl.load(logits + (part * tokens + token) * E + lane, mask=real, other=0.0)
+        row = logits + part * part_stride.to(tl.int64) + token * stride
+        x += tl.load(row + lane, mask=real & (part < parts), other=0.0)
     if SIGMOID:
         scores = tl.sigmoid(x)
     else:
@@ -157,15 +158,17 @@ def choose(
     """See `ops.router.route`, of float32 `logits [parts, T, E]` summed over parts. Best first;
     among equal choices the lower expert."""
     parts, tokens, count = logits.shape
-    logits = logits.contiguous()
+    logits = logits if logits.stride(2) == 1 else logits.contiguous()
     size = tokens, moe.top_k + moe.shared_experts
     experts = torch.empty(size, dtype=torch.int64, device=logits.device)
     weights = torch.empty(size, dtype=torch.float32, device=logits.device)
     if tokens:
         _choose[(tokens,)](
-            logits, logits if bias is None else bias, experts, weights, tokens, moe.scale,
-            PARTS=parts, E=count, LANES=triton.next_power_of_2(count), TOP_K=moe.top_k,
-            SHARED=moe.shared_experts, SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
+            logits, logits if bias is None else bias, experts, weights,
+            parts, logits.stride(0), logits.stride(1), moe.scale,
+            PARTS=4 if parts <= 4 else _MOST_PARTS, E=count,
+            LANES=triton.next_power_of_2(count), TOP_K=moe.top_k, SHARED=moe.shared_experts,
+            SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
             NORMALISE=moe.normalise, GROUPS=moe.groups, TOP_GROUPS=moe.top_groups,
             PAIR=moe.group_score == "top2",
             num_warps=1,
