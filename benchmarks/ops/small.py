@@ -25,7 +25,7 @@ from baton.ops.activation import silu_mul
 from baton.ops.norm import add_rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
-from baton.ops.router import gate
+from baton.ops.router import gate, split_weight
 
 BF16 = torch.bfloat16
 
@@ -104,6 +104,8 @@ def mla(table: Table) -> None:
 
 
 def router(table: Table) -> None:
+    from baton.ops.triton import router as kernels
+
     config = MoEConfig(
         192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
     )
@@ -112,6 +114,10 @@ def router(table: Table) -> None:
     for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
         x, few = randn(tokens, 4096), weights[: 16 if tokens <= 1024 else 2]
         calls = [partial(gate, x, w, bias, config) for w in few]
+        split = [partial(gate, x, w, bias, config, split_weight(w)) for w in few]
+        kept, kernels.SPLIT_FROM = kernels.SPLIT_FROM, 0
+        times = both(calls) | {"split": attempt(split)}
+        kernels.SPLIT_FROM = kept
         want = (x.double() @ weights[0].double().t()).sigmoid()
         experts, _ = calls[0]()
         best = (want + bias.double()).topk(8).values.sum()
@@ -119,7 +125,7 @@ def router(table: Table) -> None:
         moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
         table.add(
             f"gate+choose 192x4096 T={tokens}",
-            both(calls),
+            times,
             moved,
             6.0 * tokens * 192 * 4096,
             regret,

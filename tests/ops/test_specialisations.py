@@ -78,12 +78,13 @@ def test_experts_at_every_number_of_tokens(
 ) -> None:
     count = config.num_experts + config.shared_experts
     weight, bias = (empty(*s, dtype=torch.float32) for s in ((config.num_experts, hidden), (192,)))
+    split = empty(3 * config.num_experts, hidden)
     gate_up = empty(count, 2 * config.intermediate, hidden)
     down, scale = empty(count, hidden, config.intermediate), empty(hidden)
 
     def step(tokens: int) -> None:
         x, _ = norm.add_rms_norm(empty(tokens, hidden), empty(tokens, hidden), scale, 1e-5)
-        chosen = router.gate(x, weight, bias, config)
+        chosen = router.gate(x, weight, bias, config, split)
         moe.expert_mlp(x, *chosen, gate_up, down, common=config.shared_experts)
         activation.silu_mul(empty(tokens, 2 * 1024))
 

@@ -153,7 +153,7 @@ for many in (1, 4):
         },
         {"unaligned": ("tokens",)},
     )  # fmt: skip
-for tokens, inner in ((16, 128), (64, 64), (128, 64)):
+for tokens, inner in ((16, 128), (64, 64)):
     KERNELS[f"gate {tokens}"] = (
         router._gate,
         {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},

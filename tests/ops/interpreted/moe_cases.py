@@ -148,6 +148,21 @@ def test_gate_is_as_good_as_float32(tokens: int, count: int) -> None:
     assert error(out, want) < max(2e-7, 2 * error(x.float() @ weight.t(), want))
 
 
+def test_split_weights_are_as_good_as_float32() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(70, 264).bfloat16(), torch.randn(24, 264)
+    parts = router.split_weight(weight)
+    assert torch.equal(parts.view(3, 24, 264).float().sum(0), weight)
+    out = (x.float() @ parts.float().t()).view(70, 3, 24).transpose(0, 1)
+    want = x.double() @ weight.double().t()
+    assert error(out.sum(0), want) < max(2e-7, 2 * error(x.float() @ weight.t(), want))
+    config = MoEConfig(24, 3, 1)
+    experts, weights = router.choose(out, None, config)
+    want_experts, want_weights = router.choose(out.sum(0)[None], None, config)
+    assert torch.equal(experts, want_experts)
+    assert torch.allclose(weights, want_weights)
+
+
 MOES = {
     "hy3": MoEConfig(
         192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1

@@ -5,7 +5,8 @@ GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three b
 copy of the activations; the split happens in registers, between the load and the product. With
 few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
 192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
-parts, in order.
+parts, in order. With many tokens the three numbers come from memory, as three times as many rows
+of one bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
 the lower expert. Experts that every token visits are columns behind the chosen ones. Bytes: the
@@ -25,6 +26,8 @@ _LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf 
 _SMS = 132
 _INNER = 128
 _MOST_PARTS = 16
+#: Products of a gate from which the library's GEMM on split weights pays.
+SPLIT_FROM = 2**28
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -62,7 +65,7 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     over parts. `parts` depends on T alone."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
     x = x if x.stride(1) == 1 else x.contiguous()
-    block_t = 16 if tokens <= 64 else 64 if tokens <= 2048 else 128
+    block_t = 16 if tokens <= 64 else 64
     tiles = triton.cdiv(experts, 64) * triton.cdiv(tokens, block_t)
     steps = triton.cdiv(hidden, _INNER)
     share = _INNER * triton.cdiv(steps, min(steps, _MOST_PARTS, max(1, _SMS // tiles)))
@@ -76,6 +79,25 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
+
+
+def split_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Float32 `weight [E, H]` as the sum of three bfloat16 ones, smallest first: `[3 E, H]`."""
+    high = weight.bfloat16()
+    left = weight - high.float()
+    middle = left.bfloat16()
+    return torch.cat(((left - middle.float()).bfloat16(), middle, high))
+
+
+def split_pays(tokens: int, experts: int, hidden: int) -> bool:
+    """Whether `split_logits` is faster than `gate_logits`: it needs work for the whole card."""
+    return tokens * experts * hidden >= SPLIT_FROM
+
+
+def split_logits(x: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """As `gate_logits`, of a weight that `split_weight` made."""
+    out = torch.mm(x, parts.t(), out_dtype=torch.float32)
+    return out.view(x.shape[0], 3, -1).transpose(0, 1)
 
 
 @triton.jit(do_not_specialize=["parts", "part_stride"])
