@@ -19,7 +19,7 @@ from helpers.sm90 import Compiled, compile_sm90
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
 #: not specialised on, so that a kernel is compiled once for all batches
-SMALL = ("batch", "blocks", "programs", "table_row", "positions", "rows")
+SMALL = ("batch", "blocks", "picked", "programs", "table_row", "positions", "rows")
 
 
 def types(names: str, **pointers: str) -> dict[str, str]:
@@ -95,8 +95,10 @@ def test_map_and_combine(dim: int, heads: int, block_heads: int, batch: int) -> 
     assert found.count("LDGSTS.E.BYPASS.128") >= 8  # on their way at once
     report(f"combine {dim}", found)
     assert found.local == 0
-    args = types("batch blocks", positions="*i64", rows="*i64", lengths="*i32", bounds="*i32")
-    found = compile_sm90(split._map_kernel, args, {"TILE": 64, "B_PAD": 1024, "ROWS": True}, SMALL)
+    args = types(
+        "batch blocks picked", positions="*i64", rows="*i64", lengths="*i32", bounds="*i32"
+    )
+    found = compile_sm90(split._map_kernel, args, {"TILE": 64, "B_PAD": 1024}, SMALL)
     report("map", found)
     assert found.local == 0
 

@@ -28,12 +28,12 @@ LN2 = 0.6931471805599453
 
 
 @triton.jit(
-    do_not_specialize=["batch", "blocks"],
+    do_not_specialize=["batch", "blocks", "picked"],
     do_not_specialize_on_alignment=["positions", "rows"],
 )
-def _map_kernel(positions, rows, lengths, bounds, batch, blocks, TILE: tl.constexpr, B_PAD: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip # noqa: E501
+def _map_kernel(positions, rows, lengths, bounds, batch, blocks, picked, TILE: tl.constexpr, B_PAD: tl.constexpr):  # fmt: skip # noqa: E501
     b = tl.arange(0, B_PAD)
-    row = tl.load(rows + b, b < batch, 0) if ROWS else b
+    row = tl.where(picked != 0, tl.load(rows + b, (b < batch) & (picked != 0), 0), b)
     length = (tl.load(positions + row, b < batch, -1) + 1).to(tl.int32)
     units = tl.cdiv(length, TILE) * blocks
     tl.store(lengths + b, length, b < batch)
@@ -162,7 +162,7 @@ def task_map(
     bounds = torch.empty(batch + 1, dtype=torch.int32, device=positions.device)
     _map_kernel[(1,)](
         positions, positions if rows is None else rows, lengths, bounds, batch, blocks,
-        TILE=tile, B_PAD=padded_batch(batch), ROWS=rows is not None, num_warps=4,
+        int(rows is not None), TILE=tile, B_PAD=padded_batch(batch), num_warps=4,
     )  # fmt: skip
     return TaskMap(lengths, bounds, tile, blocks, least)
 
