@@ -135,6 +135,7 @@ class Trainer:
     def __init__(self, run: Run, every: float) -> None:
         self.run, self.every = run, every
         self.texts = load_texts("validation")
+        self.contexts: dict[tuple[int, int], list[Batch]] = {}  # by stage and length
         self.stream = Stream(run.recipe, run.step)
         self.stream.stage.value = run.stage
 
@@ -193,10 +194,12 @@ class Trainer:
     def check(self, lengths: list[int]) -> dict[int, Any]:
         """Validation at these lengths."""
         run, found = self.run, {}
-        mix = run.now.mix
         for length in lengths:
-            contexts = checks(run.recipe, mix, length, self.texts, run.recipe.check_tokens)
-            found[length] = measure(run.model, contexts, run.dtype, run.device)
+            key = run.stage, length
+            if key not in self.contexts:
+                tokens = run.recipe.check_tokens
+                self.contexts[key] = checks(run.recipe, run.now.mix, length, self.texts, tokens)
+            found[length] = measure(run.model, self.contexts[key], run.dtype, run.device)
         return found
 
 
