@@ -49,11 +49,22 @@ def load(model: Model, folder: Path) -> None:
 
 
 def config(recipe: Recipe) -> dict[str, Any]:
-    """The model's `config.json`."""
+    """The model's `config.json`: DeepSeek-V3's, or that of a model which has layers of two kinds
+    and is otherwise the same."""
     shape = recipe.shape
-    return {
+    family: dict[str, Any] = {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
+    }
+    if shape.window:
+        family = {
+            "architectures": ["LocalMLAForCausalLM"],
+            "model_type": "local_mla",
+            "attention_block": shape.window,
+            "global_layers": list(shape.global_layers),
+            "score_log_base": shape.log_base,
+        }
+    return family | {
         "dtype": "bfloat16",
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
