@@ -128,7 +128,10 @@ class TritonBackend(AttentionBackend):
             spec.scale, self._mla,
         )  # fmt: skip
         values = up[:, spec.nope_dim :].transpose(1, 2)
-        return torch.bmm(mixed.transpose(0, 1), values).transpose(0, 1)
+        # Written where the output projection reads it: token by token, without a copy.
+        out = q.new_empty(*q.shape[:2], spec.value_dim)
+        torch.bmm(mixed.transpose(0, 1), values, out=out.transpose(0, 1))
+        return out
 
 
 def _rows(q: torch.Tensor, plan: TritonPlan) -> torch.Tensor:
