@@ -185,7 +185,7 @@ def peer_fa3_gqa(
 
 
 def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
-    from baton.ops.triton.decode_mla import MLAConfig
+    from baton.ops.triton.decode_mla import SWAPPED, MLAConfig
     from baton.ops.triton.decode_mla import decode_mla as kernel
     from baton.ops.triton.split import Workspace, task_map
 
@@ -212,6 +212,8 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
             tries += [
                 ("  no slack", replace(backend._mla, slack=-1), 1),
                 ("  slack 4", replace(backend._mla, slack=4), 1),
+                ("  swapped", SWAPPED, 1),
+                ("  swapped, 8 warps", replace(SWAPPED, warps=8), 1),
                 ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), 2),
             ]
         for name, config, residents in tries:

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from baton.ops.triton import merge, mla_keys, pages, split
 from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_config
-from baton.ops.triton.decode_mla import _decode_mla_kernel, mla_config
+from baton.ops.triton.decode_mla import SWAPPED, MLAConfig, _decode_mla_kernel, mla_config
 from helpers.sm90 import Compiled, compile_sm90
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
@@ -72,15 +72,18 @@ def test_decode_gqa(group: int, heads: int, dim: int, page: int, static: int) ->
     assert found.count("HGMMA" if group >= 64 else "HMMA") > 0
 
 
-@pytest.mark.parametrize("heads", [16, 32, 64, 128])
-def test_decode_mla(heads: int) -> None:
-    config = mla_config(heads)
+@pytest.mark.parametrize(
+    "heads, config",
+    [(heads, mla_config(heads)) for heads in (16, 32, 64, 128)] + [(16, SWAPPED)],
+    ids=str,
+)
+def test_decode_mla(heads: int, config: MLAConfig) -> None:
     strides = "q_row q_head rope_row rope_head k_page k_token table_row"
     args = types(strides, q="*bf16", q_rope="*bf16", k_pages="*bf16", **COMMON)
     constants = {
         "H": heads, "R": config.rows, "L": 512, "L_PAD": 512, "ROPE": 64, "ROPE_PAD": 64,
         "TILE": config.tile, "PAGE": 64, "B_PAD": 64, "STAGES": config.stages,
-        "PRECISION": "tf32",
+        "PRECISION": "tf32", "SWAP": config.swap,
     }  # fmt: skip
     found = compile_sm90(_decode_mla_kernel, args, constants, SMALL, num_warps=config.warps)
     report(f"mla {heads}", found)
@@ -89,7 +92,7 @@ def test_decode_mla(heads: int) -> None:
     assert found.shared * config.residents <= SHARED
     assert found.registers * 32 * config.warps * config.residents <= 65536
     assert found.count("LDGSTS.E.BYPASS.128") >= 18
-    assert found.count("HGMMA" if config.rows == 64 else "HMMA") > 0
+    assert found.count("HGMMA" if config.rows == 64 or config.swap else "HMMA") > 0
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64])

@@ -27,6 +27,7 @@ def _decode_mla_kernel(
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, L_PAD: tl.constexpr,
     ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     B_PAD: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, R)
     n = tl.arange(0, TILE)
@@ -54,7 +55,10 @@ def _decode_mla_kernel(
         )
         top = tl.full([R], float("-inf"), tl.float32)
         total = tl.zeros([R], tl.float32)
-        acc = tl.zeros([R, L_PAD], tl.float32)
+        if SWAP:
+            acc = tl.zeros([L_PAD, R], tl.float32)
+        else:
+            acc = tl.zeros([R, L_PAD], tl.float32)
         table = pages + b * table_row
         page = pages_of(table, first, n, length, TILE, PAGE)
         for t in tl.range(first, last, num_stages=STAGES):
@@ -66,18 +70,32 @@ def _decode_mla_kernel(
             kr = tl.load(at + L + e[None, :], live[:, None] & (e < ROPE)[None, :], 0.0).to(
                 query.dtype
             )
-            s = tl.dot(query, tl.trans(k), input_precision=PRECISION)
-            s = tl.dot(turn, tl.trans(kr), s, input_precision=PRECISION) * scale_log2
-            s = tl.where(live[None, :], s, float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1))
-            p = tl.exp2(s - new_top[:, None])
-            old = tl.exp2(top - new_top)
-            total = total * old + tl.sum(p, 1)
-            acc = acc * old[:, None]
-            acc = tl.dot(p.to(query.dtype), k, acc, input_precision=PRECISION)
+            if SWAP:
+                s = tl.dot(k, tl.trans(query), input_precision=PRECISION)
+                s = tl.dot(kr, tl.trans(turn), s, input_precision=PRECISION) * scale_log2
+                s = tl.where(live[:, None], s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 0))
+                p = tl.exp2(s - new_top[None, :])
+                old = tl.exp2(top - new_top)
+                total = total * old + tl.sum(p, 0)
+                acc = acc * old[None, :]
+                acc = tl.dot(tl.trans(k), p.to(query.dtype), acc, input_precision=PRECISION)
+            else:
+                s = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+                s = tl.dot(turn, tl.trans(kr), s, input_precision=PRECISION) * scale_log2
+                s = tl.where(live[None, :], s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 1))
+                p = tl.exp2(s - new_top[:, None])
+                old = tl.exp2(top - new_top)
+                total = total * old + tl.sum(p, 1)
+                acc = acc * old[:, None]
+                acc = tl.dot(p.to(query.dtype), k, acc, input_precision=PRECISION)
             top, page = new_top, later
         top += tl.log2(total)
-        acc = acc / total[:, None]
+        if SWAP:
+            acc = tl.trans(acc / total[None, :])
+        else:
+            acc = acc / total[:, None]
         mask = here[:, None] & (c < L)[None, :]
         if first == 0 and last == tiles:
             at_out = out + (b * H + head)[:, None] * L + c[None, :]
@@ -96,7 +114,8 @@ def _decode_mla_kernel(
 class MLAConfig:
     """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, how many programs
     fit on a multiprocessor by shared memory, the fewest tiles that are worth a program, and the
-    `slack` of `task_map`."""
+    `slack` of `task_map`. `swap`: tokens are the 64-wide side of the tensor core instruction and
+    heads the narrow one, so that wgmma serves few heads too, from shared memory."""
 
     rows: int
     tile: int
@@ -105,6 +124,11 @@ class MLAConfig:
     residents: int
     least: int = 1
     slack: int = -1
+    swap: bool = False
+
+
+#: For up to 16 heads, in place of what `mla_config` says: two tiles in flight, four warps.
+SWAPPED = MLAConfig(16, 64, 4, 2, 1, slack=2, swap=True)
 
 
 def mla_config(heads: int, itemsize: int = 2) -> MLAConfig:
@@ -153,7 +177,8 @@ def decode_mla(
         H=heads, R=config.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=config.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=config.swap,
+        num_warps=config.warps,
     )  # fmt: skip
     combine(space, shares, out, lse, config.rows, 0)
     return out, lse
