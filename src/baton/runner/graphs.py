@@ -20,7 +20,7 @@ import torch
 
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
-from baton.core.step import Row, StepPlan
+from baton.core.step import Row
 from baton.runner.slots import Slots
 
 #: Prompts of up to so many tokens run through graphs: longer ones keep the device busy enough to
@@ -93,14 +93,22 @@ class StepGraphs:
         self._slots.computed[self._slots.scrap] = 0  # the warm-up moved it
         torch.cuda.synchronize()
 
-    def run(self, plan: StepPlan) -> torch.Tensor | None:
-        """Replay a step: float32 logits `[rows, vocab]` of each row's last token, lengths
+    def passes(self, rows: Sequence[int], of: Sequence[Row]) -> list[list[int]]:
+        """Which of `rows` (indices into `of`) run together: decodes beside a single prompt that
+        fits a graph go through two graphs, since together they would fit none; others together."""
+        decodes = [i for i in rows if not of[i].tokens]
+        prompts = [i for i in rows if of[i].tokens]
+        if decodes and len(prompts) == 1 and self._prompt_size(of[prompts[0]]) is not None:
+            return [decodes, prompts]
+        return [list(rows)]
+
+    def run(self, rows: list[Row]) -> torch.Tensor | None:
+        """Replay a pass: float32 logits `[rows, vocab]` of each row's last token, lengths
         advanced; valid until the next call. None when no graph fits."""
-        rows = plan.rows
         logits = None
         if all(not row.tokens for row in rows):
             logits = self._decode(rows)
-        elif len(rows) == 1 and rows[0].start == 0:
+        elif len(rows) == 1:
             logits = self._prefill(rows[0])
         self.replays += logits is not None
         self.eager += logits is None
@@ -118,13 +126,19 @@ class StepGraphs:
         return self._step(self._decodes, self._decode_body, size)[:count]
 
     def _prefill(self, row: Row) -> torch.Tensor | None:
-        size = next((size for size in self._prompts if size >= row.length), None)
-        if size is None or row.score or row.prompt_logprobs >= 0:
+        size = self._prompt_size(row)
+        if size is None:
             return None
         pad = [0] * (size - row.length)
         host = torch.tensor([row.slot, row.length, *row.tokens, *pad], dtype=torch.int64)
         self._prompt[: 2 + size].copy_(host.pin_memory(), non_blocking=True)
         return self._step(self._prefills, self._prefill_body, size)
+
+    def _prompt_size(self, row: Row) -> int | None:
+        """Bucket of a whole prompt of which only the last position is wanted."""
+        if row.start > 0 or row.score or row.prompt_logprobs >= 0:
+            return None
+        return next((size for size in self._prompts if size >= row.length), None)
 
     def _step(
         self, captured: dict[int, _Captured], body: Callable[[int], torch.Tensor], size: int
