@@ -118,11 +118,11 @@ def test_decodes_at_every_batch(launched: set[str]) -> None:
         positions = torch.empty(batch, dtype=torch.int64, device=META)
         pages = torch.empty(batch, 32, dtype=torch.int64, device=META)
         for rows in (None, positions) if picked else (None,):
-            shares = task_map(positions, mla.tile, 1, rows)
+            shares = task_map(positions, mla.tile, 1, 132, rows)
             q = empty(16, batch, 512).transpose(0, 1), empty(batch, 16, 192)[..., 128:]
-            decode_mla(*q, latents, pages, shares, spaces[0], 0.1, 132, mla)
-            shares = task_map(positions, gqa.tile, 8, rows)
-            decode_gqa(empty(batch, 64, 128), key, value, pages, shares, spaces[1], 0.1, 132, gqa)
+            decode_mla(*q, latents, pages, shares, spaces[0], 0.1, mla)
+            shares = task_map(positions, gqa.tile, 8, 132, rows)
+            decode_gqa(empty(batch, 64, 128), key, value, pages, shares, spaces[1], 0.1, gqa)
 
     for size in batch_buckets(BATCH):
         step(size, picked=False)
