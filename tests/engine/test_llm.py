@@ -56,6 +56,24 @@ def test_score_is_transformers_distribution(tiny: Callable[[str], str], family: 
         assert error.max() <= 1e-4, (chunk, float(error.max()))
 
 
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_scores_from_a_position_on_share_what_is_cached(
+    tiny: Callable[[str], str], family: str
+) -> None:
+    shared = [(i * 37 + 11) % 317 + 3 for i in range(70)]
+    ends = [[(i * 13 + k) % 317 + 3 for i in range(8 + k)] for k in range(5)]
+    prompts = [(shared + end, 60 + 3 * k) for k, end in enumerate(ends)]
+    with LLM(tiny(family), **(BASE | {"max_num_batched_tokens": 24})) as engine:
+        expected = [engine.score(ids)[start:] for ids, start in prompts]
+        before = engine.stats().computed_tokens
+        found = engine.score_all(prompts)
+        computed = engine.stats().computed_tokens - before
+    for mine, its in zip(found, expected, strict=True):
+        assert mine.shape == its.shape
+        torch.testing.assert_close(mine, its, atol=1e-5, rtol=0)
+    assert computed < sum(len(ids) - start + 16 for ids, start in prompts), "nothing was cached"
+
+
 def test_logprobs_of_generated_and_prompt_tokens(llm: LLM, reference: Any) -> None:
     params = SamplingParams(
         temperature=0, max_tokens=5, ignore_eos=True, logprobs=3, prompt_logprobs=2

@@ -25,7 +25,7 @@ def next_token(prefix: list[int], seed: int) -> int:
 def alone(request: Request, eos: tuple[int, ...], limit: int) -> list[int]:
     """Tokens of a request that runs by itself; `limit` bounds prompt plus output."""
     sampling, tokens = request.sampling, list(request.prompt)
-    if request.score:
+    if request.score >= 0:
         limit = len(tokens) + 1
     elif sampling.max_tokens is not None:
         limit = min(limit, len(tokens) + sampling.max_tokens)

@@ -72,7 +72,7 @@ def make_mix(seed: int, vocab_size: int = 97, plain: bool = False, longest: int 
             sampling=_sampling(rng, min(output, max(1, pool_tokens - length)), vocab_size, plain),
             priority=rng.choice([0, 0, 0, -1, 2]),
             cache_salt=rng.choice(salts),
-            score=not plain and rng.random() < 0.05,
+            score=0 if not plain and rng.random() < 0.05 else -1,
         )
         mix.requests.append((turn, request))
         if rng.random() < 0.15:

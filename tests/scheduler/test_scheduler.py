@@ -44,7 +44,7 @@ def test_plan_runs_one_step_ahead_with_counts_only() -> None:
     assert first is not None
     assert second is not None
     assert second.rows[0].tokens == []
-    assert scheduler.rows(1) == [RowOwner("a", 10, 1)]
+    assert scheduler.rows(1) == [RowOwner("a", 10, 1, -1)]
     scheduler.commit(answer(first))
     assert scheduler.plan() is None, "both tokens are on their way"
     assert scheduler.commit(answer(second))[0].finish_reason is FinishReason.LENGTH
@@ -170,13 +170,13 @@ def test_score_and_prompt_logprobs_compute_every_position() -> None:
     scheduler = make(max_num_batched_tokens=32)
     scheduler.add(ask("warm", 60))
     finish(scheduler)
-    scheduler.add(ask("s", 60, score=True))
+    scheduler.add(ask("s", 60, score=0))
     scheduler.add(ask("p", 60, sampling={"prompt_logprobs": 1, "max_tokens": 1}))
     seen: dict[str, list[tuple[int, int, int]]] = {"s": [], "p": []}
     while (plan := scheduler.plan()) is not None:
         for row, owner in zip(plan.rows, scheduler.rows(plan.step), strict=True):
             seen[owner.request_id].append((row.start, row.length, row.next_token))
-            assert row.score == (owner.request_id == "s")
+            assert (row.score == 0) == (owner.request_id == "s")
             assert row.prompt_logprobs == (1 if owner.request_id == "p" else -1)
         scheduler.commit(answer(plan))
     prompt = ask("s", 60).prompt

@@ -21,7 +21,8 @@ class FinishReason(StrEnum):
 class Request(msgspec.Struct, kw_only=True):
     """One sequence to continue. The engine never sees text and never sees `sampling.n > 1`.
 
-    `score` asks for the log-probability rows of every prompt position (offline use only).
+    `score` asks for the log-probability rows of all prompt positions from this one on, -1 for none
+    (offline use only).
     `priority`: lower is served first. `cache_salt` keeps prefix sharing within a tenant.
     `arrival` is `time.monotonic()` of the accepting process.
     """
@@ -32,7 +33,7 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     arrival: float = 0.0
-    score: bool = False
+    score: int = -1
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

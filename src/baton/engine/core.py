@@ -122,7 +122,7 @@ class EngineCore:
             owners = self.scheduler.rows(plan.step)
             for row, scores in result.scores.items():
                 owner = owners[row]
-                if owner.start == 0:  # the first time, or again after a preemption
+                if owner.start <= owner.score:  # the first time, or again after a preemption
                     self.scores.pop(owner.request_id, None)
                 self.scores.setdefault(owner.request_id, []).append(scores)
         outputs = self.scheduler.commit(result)

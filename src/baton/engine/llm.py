@@ -85,22 +85,33 @@ class LLM:
         ids = self.tokenizer.chat(list(messages), **template_options)
         return self.generate([ids], sampling or SamplingParams(max_tokens=None))[0]
 
-    def score(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities float32 [len - 1, vocab]: row i is the distribution after token i.
+    def score(self, token_ids: Sequence[int], start: int = 0) -> torch.Tensor:
+        """Log-probabilities float32 [len - 1 - start, vocab]: row i is the distribution after token
+        `start + i`.
 
-        Computed on the serving path: in chunks, over pages.
+        Computed on the serving path: in chunks, over pages. Tokens before `start` may come from the
+        prefix cache.
         """
-        ids = list(token_ids)
-        if len(ids) < 2:
-            raise RequestError("score needs at least two tokens", param="token_ids")
-        name = f"r{next(self._ids)}"
+        return self.score_all([(token_ids, start)])[0]
+
+    def score_all(self, prompts: Sequence[tuple[Sequence[int], int]]) -> list[torch.Tensor]:
+        """`score` of several `(token_ids, start)`, which share steps."""
+        for ids, start in prompts:
+            if start < 0 or len(ids) < start + 2:
+                least = "two tokens" if start == 0 else f"two tokens from position {start} on"
+                raise RequestError(f"score needs at least {least}", param="token_ids")
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        answers = Answers(name, ids[:-1], sampling, None)
+        names = [f"r{next(self._ids)}" for _ in prompts]
+        pending = [
+            Answers(name, list(ids[:-1]), sampling, None)
+            for name, (ids, _) in zip(names, prompts, strict=True)
+        ]
         try:
-            self._run([answers], score=True)
-            return torch.cat(self.core.scores[name])
+            self._run(pending, scores=[start for _, start in prompts])
+            return [torch.cat(self.core.scores[name]) for name in names]
         finally:
-            self.core.scores.pop(name, None)
+            for name in names:
+                self.core.scores.pop(name, None)
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
@@ -128,7 +139,7 @@ class LLM:
         pending: list[Answers],
         *,
         cache_salt: str = "",
-        score: bool = False,
+        scores: Sequence[int] = (),
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
         # One call at a time; and a step that is cut in half cannot be gone on from.
@@ -136,7 +147,7 @@ class LLM:
             if self._ended:
                 raise Unavailable(self._ended)
             try:
-                return self._answer(pending, cache_salt, score, progress, interrupts)
+                return self._answer(pending, cache_salt, scores, progress, interrupts)
             except Unavailable as error:
                 self._ended = str(error)
                 raise
@@ -145,7 +156,7 @@ class LLM:
         self,
         pending: list[Answers],
         cache_salt: str,
-        score: bool,
+        scores: Sequence[int],
         progress: Callable[[int, int], None] | None,
         interrupts: Interrupts,
     ) -> list[Output]:
@@ -155,6 +166,7 @@ class LLM:
         finished = 0
         try:
             for index, answers in enumerate(pending):
+                score = scores[index] if scores else -1
                 self.core.add(answers.requests(cache_salt=cache_salt, score=score), limited=False)
                 owners |= dict.fromkeys(answers.children, index)
             while owners:

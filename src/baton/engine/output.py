@@ -113,7 +113,7 @@ class Answers:
         return Answers(request_id, tokenizer.encode(prompt), sampling, tokenizer)
 
     def requests(
-        self, *, priority: int = 0, cache_salt: str = "", score: bool = False
+        self, *, priority: int = 0, cache_salt: str = "", score: int = -1
     ) -> list[Request]:
         """An engine request for each answer, arriving now; a seed makes each of them differ but
         repeatable."""

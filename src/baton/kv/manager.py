@@ -86,15 +86,17 @@ class KVManager:
         """A sequence that holds nothing; `salt` keeps its prefixes apart from other tenants'."""
         return KVSequence([self._index.root(salt)])
 
-    def match(self, sequence: KVSequence, tokens: list[int]) -> Match:
-        """The longest cached prefix of `tokens` that leaves at least one token to compute. Holds
-        nothing. Costs one hash per page the first time and one look-up per page after that."""
+    def match(self, sequence: KVSequence, tokens: list[int], most: int | None = None) -> Match:
+        """The longest cached prefix of `tokens`, of at most `most` of them; by default it leaves
+        one token to compute. Holds nothing. Costs one hash per page the first time and one look-up
+        per page after that."""
         pages: list[int] = []
         idle = 0
         if not self.prefix_caching:
             return Match(pages, idle)
         chain, get, is_idle = sequence.chain, self._index.get, self._pool.is_idle
-        for number in range((len(tokens) - 1) // self.page_size):
+        most = len(tokens) - 1 if most is None else most
+        for number in range(most // self.page_size):
             if number + 1 == len(chain):
                 self._extend(sequence, tokens)
             page = get(chain[number + 1])

@@ -155,7 +155,7 @@ class StepGraphs:
 
     def _prompt_size(self, row: Row) -> int | None:
         """Bucket of a whole prompt of which only the last position is wanted."""
-        if row.start > 0 or row.score or row.prompt_logprobs >= 0:
+        if row.start > 0 or row.score >= 0 or row.prompt_logprobs >= 0:
             return None
         return next((size for size in self._prompts if size >= row.length), None)
 

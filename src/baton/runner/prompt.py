@@ -25,27 +25,29 @@ def prompt_rows(
         logits: `[S, H] -> float32 [S, vocab]`.
 
     Returns:
-        ({row: one entry per position whose next token is known}, {row: float32 [length, vocab]}).
+        ({row: one entry per position whose next token is known}, {row: float32 [length - score,
+        vocab]}).
     """
     prompt: dict[int, list[PositionLogprobs]] = {}
     scores: dict[int, torch.Tensor] = {}
     end = 0
     for i, row in enumerate(rows):
         end += row.length
-        if not row.score and row.prompt_logprobs < 0:
+        if row.score < 0 and row.prompt_logprobs < 0:
             continue
+        first = row.score if row.prompt_logprobs < 0 else 0
         targets = [*row.tokens[1:], row.next_token] if row.next_token >= 0 else row.tokens[1:]
         blocks: list[torch.Tensor] = []
         found: list[PositionLogprobs] = []
-        for start in range(0, row.length, BLOCK):
+        for start in range(first, row.length, BLOCK):
             stop = min(start + BLOCK, row.length)
             block = hidden[end - row.length + start : end - row.length + stop]
             logprobs = logits(block).log_softmax(-1)
-            if row.score:
-                blocks.append(logprobs.cpu())
+            if row.score >= 0:
+                blocks.append(logprobs[max(0, row.score - start) :].cpu())
             if row.prompt_logprobs >= 0:
                 found += _positions(logprobs, targets[start:stop], row.prompt_logprobs)
-        if row.score:
+        if row.score >= 0:
             scores[i] = torch.cat(blocks)
         if row.prompt_logprobs >= 0:
             prompt[i] = found

@@ -47,7 +47,7 @@ class Admission:
             )
         # The last token is returned but never computed, hence one more than the pages hold.
         room = self._kv.num_pages * self._kv.page_size + 1
-        wanted = 1 if request.score else request.sampling.max_tokens
+        wanted = 1 if request.score >= 0 else request.sampling.max_tokens
         limit = longest if wanted is None else min(prompt + wanted, longest)
         if prompt + 1 > room or (wanted is not None and limit > room):
             raise RequestError(

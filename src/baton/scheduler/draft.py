@@ -74,7 +74,7 @@ class Draft:
             tokens=tokens[start:end],
             pages=pages,
             sample=last,
-            score=sequence.request.score,
+            score=sequence.score if sequence.score < size else -1,
             prompt_logprobs=-1 if top is None else top,
             next_token=tokens[end] if end < len(tokens) else -1,
             layers=None if cut.layers == num_layers else (first, upto),

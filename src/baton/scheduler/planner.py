@@ -110,7 +110,9 @@ class Planner:
 
     def _match(self, sequence: Sequence) -> Match:
         if sequence.cacheable:
-            return self._kv.match(sequence.kv, sequence.tokens)
+            wanted = sequence.request.score
+            most = len(sequence.tokens) - 1 if wanted < 0 else wanted
+            return self._kv.match(sequence.kv, sequence.tokens, most)
         return Match([], 0)
 
     # Prefills ----------------------------------------------------------------------------------

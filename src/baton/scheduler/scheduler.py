@@ -29,11 +29,12 @@ from baton.scheduler.state import Seats, Sequence, Status
 
 
 class RowOwner(NamedTuple):
-    """Whose tokens `[start, start + length)` a row of a plan computes."""
+    """Whose tokens `[start, start + length)` a row of a plan computes, and `Request.score`."""
 
     request_id: str
     start: int
     length: int
+    score: int
 
 
 class Scheduler:
@@ -130,7 +131,10 @@ class Scheduler:
         for number, draft in self._in_flight:
             if number == step:
                 pairs = zip(draft.sequences, draft.rows, strict=True)
-                return [RowOwner(s.request.request_id, r.start, r.length) for s, r in pairs]
+                return [
+                    RowOwner(s.request.request_id, r.start, r.length, s.request.score)
+                    for s, r in pairs
+                ]
         raise KeyError(f"step {step} is not in flight")
 
     def stats(self) -> EngineStats:

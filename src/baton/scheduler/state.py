@@ -83,7 +83,13 @@ class Sequence:
     @property
     def cacheable(self) -> bool:
         """May start from the prefix cache: not while every prompt position must be computed."""
-        return self.prompt_logprobs is None and not self.request.score
+        return self.prompt_logprobs is None and self.request.score != 0
+
+    @property
+    def score(self) -> int:
+        """Of the tokens behind `computed`, the first that is to be scored; -1: none ever."""
+        wanted = self.request.score
+        return -1 if wanted < 0 else max(0, wanted - self.computed)
 
 
 @dataclass(slots=True)
