@@ -1,0 +1,111 @@
+"""An evaluation from its settings to its document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.core.errors import ConfigError
+from baton.evals.document import Answer, Digest, Document, Perplexity
+from baton.evals.exam import Suite
+from baton.evals.forms import Form
+from baton.evals.subject import Engine, Subject
+
+Show = Callable[[int, int, str], None]
+"""`show(done, total, what)`; see `core.progress`."""
+
+
+QUERIES = "queries"
+
+
+@dataclass
+class Count:
+    """Queries answered so far."""
+
+    done: int
+    total: int
+    show: Show
+
+    def __call__(self, more: int) -> None:
+        """So many more."""
+        self.done += more
+        self.show(min(self.done, self.total - 1), self.total, QUERIES)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text for perplexity: token ids, read in windows of `length`."""
+
+    name: str
+    tokens: list[int]
+    length: int
+
+
+def run(
+    subject: Subject,
+    form: Form,
+    suite: Suite,
+    texts: Sequence[Text],
+    facts: tuple[dict[str, Any], dict[str, Any]],
+    show: Show,
+) -> Document:
+    """Ask everything.
+
+    Args:
+        facts: the document's `subject` and `about`.
+
+    Raises:
+        ConfigError: a length or a text is too short or too long.
+    """
+    answers: list[Answer] = []
+    digest, prompts, begin = Digest(), 0, time.monotonic()
+    before, most = _computed(subject), len(suite) * suite.queries
+    for number, exam in enumerate(suite.exams(form)):
+        digest.add(exam)
+        count = Count(number * suite.queries, most, show)
+        answers += subject.take(exam, count)
+        prompts += sum(query.at + len(query.tokens) for query in exam.queries)
+    show(most, most, QUERIES)
+    after = _computed(subject)
+    seconds = time.monotonic() - begin
+    return Document(
+        subject=facts[0],
+        about=facts[1],
+        suite=suite.settings(),
+        digest=digest.text(),
+        answers=answers,
+        perplexity=[perplexity(subject, text, show) for text in texts],
+        seconds=round(seconds, 3),
+        prompts=prompts,
+        computed=None if after is None or before is None else after - before,
+    )
+
+
+def perplexity(subject: Subject, text: Text, show: Show) -> Perplexity:
+    """Of a text in windows that know nothing of one another; a rest of less than half a window is
+    left out.
+
+    Raises:
+        ConfigError: the text is shorter than that.
+    """
+    size = text.length
+    starts = range(0, len(text.tokens), size)
+    windows = [text.tokens[s : s + size] for s in starts]
+    windows = [window for window in windows if len(window) > max(1, size // 2)]
+    if not windows:
+        raise ConfigError(
+            f"the text {text.name!r} has {len(text.tokens)} tokens, too few for a window of {size}"
+        )
+    loss = tokens = 0.0
+    for i, window in enumerate(windows):
+        show(i, len(windows), f"perplexity of {text.name}")
+        loss += subject.loss(window) * (len(window) - 1)
+        tokens += len(window) - 1
+    show(len(windows), len(windows), f"perplexity of {text.name}")
+    return Perplexity(text=text.name, length=size, tokens=int(tokens), loss=loss / tokens)
+
+
+def _computed(subject: Subject) -> int | None:
+    return subject.llm.stats().computed_tokens if isinstance(subject, Engine) else None

@@ -1,0 +1,181 @@
+"""Who is examined: an engine in this process, or a server behind a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import httpx
+import torch
+
+from baton.core.errors import BatonError, ConfigError, RequestError
+from baton.core.sampling import SamplingParams
+from baton.engine.llm import LLM
+from baton.evals.document import TOP, Answer
+from baton.evals.exam import Exam, Query
+from baton.evals.words import Encoder
+
+Progress = Callable[[int], None]
+"""Called with how many queries more are answered."""
+
+
+class Subject(Protocol):
+    """Answers exams."""
+
+    def take(self, exam: Exam, progress: Progress) -> list[Answer]:
+        """An answer to each of its queries, in order."""
+
+    def loss(self, tokens: list[int]) -> float:
+        """Mean loss, in nats, of all tokens but the first."""
+
+
+def answer_to(exam: Exam, query: Query, hit: bool) -> Answer:
+    """What is known of an answer without looking at it."""
+    return Answer(
+        task=exam.task,
+        length=exam.length,
+        context=exam.number,
+        distance=query.distance,
+        depth=round(1 - query.distance / query.at, 6),
+        note=query.note,
+        hit=hit,
+    )
+
+
+class Engine:
+    """An `LLM`. Queries of a context share it through the prefix cache, many in a step.
+
+    Answers are judged without being written: a greedy answer is right to the last token if and only
+    if each of its tokens is the likeliest one after the right ones before it, and that takes one
+    short prefill. Distributions come with it.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        pages = llm.core.kv
+        self._room = pages.num_pages * pages.page_size
+
+    def take(self, exam: Exam, progress: Progress) -> list[Answer]:
+        """See Subject."""
+        self._check(exam)
+        found: list[Answer] = []
+        for batch in self._batches(exam.queries):
+            asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in batch]
+            rows = self.llm.score_all(asked)
+            found += [self._judge(exam, q, r) for q, r in zip(batch, rows, strict=True)]
+            progress(len(batch))
+        return found
+
+    def loss(self, tokens: list[int]) -> float:
+        """See Subject."""
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        known = self.llm.generate([tokens], params)[0].prompt_logprobs or []
+        losses = [-position.chosen.logprob for position in known if position is not None]
+        return sum(losses) / len(losses)
+
+    def _check(self, exam: Exam) -> None:
+        longest = self.llm.config.max_model_len
+        if exam.length > longest:
+            raise ConfigError(
+                f"a length of {exam.length} is beyond the engine's max_model_len of {longest}: "
+                f"choose shorter lengths, or give --max-model-len"
+            )
+
+    def _batches(self, queries: Sequence[Query]) -> Iterator[Sequence[Query]]:
+        """The first alone, which puts the context into the cache; then as many as run at once."""
+        yield queries[:1]
+        size = self.llm.config.max_num_seqs
+        for first in range(1, len(queries), size):
+            yield queries[first : first + size]
+
+    def _judge(self, exam: Exam, query: Query, rows: torch.Tensor) -> Answer:
+        """`rows [n, vocab]`: log-probabilities from the first answer token on."""
+        first = query.spans[0][0]
+        place = [i for start, stop in query.spans for i in range(start, stop)]
+        rows = rows[torch.tensor(place) - first]
+        right = torch.tensor([query.tokens[i] for i in place])
+        made = answer_to(exam, query, bool((rows.argmax(-1) == right).all()))
+        made.loss = -float(rows.gather(1, right[:, None]).mean())
+        best, ids = rows.topk(min(TOP, rows.shape[1]), dim=-1)
+        made.ids = ids.tolist()
+        made.logprobs = [[round(x, 6) for x in row] for row in best.tolist()]
+        return made
+
+
+class Server:
+    """An OpenAI-compatible server. It writes its answers, greedily; each part of an answer after
+    the right ones before it. Distributions are not asked for.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        model: as the server calls it; asked for unless given.
+        tokenizer: to compare texts, where the server returns no token ids.
+    """
+
+    def __init__(
+        self, url: str, model: str | None = None, tokenizer: Encoder | None = None
+    ) -> None:
+        self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._client = httpx.Client(timeout=httpx.Timeout(3600.0, connect=10.0))
+        self._tokenizer = tokenizer
+        self.model = model or self._call("GET", "/models")["data"][0]["id"]
+
+    def take(self, exam: Exam, progress: Progress) -> list[Answer]:
+        """See Subject."""
+        found = []
+        for query in exam.queries:
+            hit = all(self._says(exam, query, *span) for span in query.spans)
+            found.append(answer_to(exam, query, hit))
+            progress(1)
+        return found
+
+    def loss(self, tokens: list[int]) -> float:
+        """See Subject."""
+        body = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+        known = self._complete(body).get("prompt_logprobs")
+        if not known:
+            raise RequestError(f"{self._base} returns no prompt_logprobs: no perplexity from it")
+        pairs = zip(tokens[1:], known[1:], strict=True)
+        losses = [-float(position[str(token)]["logprob"]) for token, position in pairs]
+        return sum(losses) / len(losses)
+
+    def _says(self, exam: Exam, query: Query, first: int, last: int) -> bool:
+        """Whether the server goes on with `query.tokens[first:last]`."""
+        right = query.tokens[first:last]
+        prompt = exam.tokens[: query.at] + query.tokens[:first]
+        choice = self._complete(
+            {
+                "prompt": prompt, "max_tokens": len(right), "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True, "skip_special_tokens": False,
+            }
+        )  # fmt: skip
+        ids = choice.get("token_ids")
+        if ids is not None:
+            return bool(ids == right)
+        if self._tokenizer is None:
+            raise ConfigError(
+                f"{self._base} returns no token ids: give --tokenizer to compare answers as text"
+            )
+        again = self._tokenizer.encode(choice["text"], special=False)
+        return again[: len(right)] == right
+
+    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("POST", "/completions", {"model": self.model, **body})
+        choice: dict[str, Any] = found["choices"][0]
+        return choice
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        try:
+            response = self._client.request(method, self._base + path, json=body)
+        except httpx.HTTPError as error:
+            raise BatonError(f"{self._base}: {error or type(error).__name__}") from None
+        if response.status_code != 200:
+            raise BatonError(
+                f"{self._base}{path} answered {response.status_code}: {response.text[:300]}"
+            )
+        try:
+            return response.json()
+        except ValueError:
+            raise BatonError(
+                f"{self._base}{path} answered with something other than JSON"
+            ) from None

@@ -1,0 +1,148 @@
+"""Results as tables of at most 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.evals.compare import Comparison, Group, bucket
+from baton.evals.document import Answer, Document
+from baton.evals.stats import wilson
+
+
+def result(document: Document) -> RenderableType:
+    """Exact match by task and length, by distance, by note; perplexity."""
+    answers = document.answers
+    lengths = sorted({one.length for one in answers})
+    parts: list[RenderableType] = [
+        _grid(
+            f"Exact match of {document.name}", "task", answers, lambda one: one.task, lengths, "all"
+        )
+    ]
+    distances = sorted({bucket(one.distance) for one in answers})
+    parts.append(
+        _shares(
+            "By distance to the farthest fact needed", "distance up to",
+            [(f"{d:,}", [one for one in answers if bucket(one.distance) == d]) for d in distances],
+        )
+    )  # fmt: skip
+    notes = dict.fromkeys(f"{one.task}/{one.note}" for one in answers if one.note)
+    if notes:
+        rows = [(n, [one for one in answers if f"{one.task}/{one.note}" == n]) for n in notes]
+        parts.append(_shares("By kind", "kind", rows))
+    if document.perplexity:
+        made = _table("Perplexity", "text", "window", "tokens", "perplexity", "bits per token")
+        for text in document.perplexity:
+            bits = text.loss / 0.6931471805599453
+            numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.3f}", f"{bits:.3f}"
+            made.add_row(text.text, *numbers)
+        parts.append(made)
+    return Stack(*parts, Text(_effort(document), style="dim"))
+
+
+def comparison(made: Comparison) -> RenderableType:
+    """B beside A."""
+    parts: list[RenderableType] = [
+        Text(f"A  {made.a.name}\nB  {made.b.name}"),
+        _pairs("B beside A on the same queries", "task", [*made.tasks, made.all]),
+    ]
+    for title, head, groups in (
+        ("By length", "length", made.lengths),
+        ("By distance to the farthest fact needed", "distance up to", made.distances),
+        ("By kind", "kind", made.notes),
+    ):
+        if len(groups) > 1:
+            parts.append(_pairs(title, head, groups))
+    if made.texts:
+        table = _table("Perplexity", "text", "window", "tokens", "A", "B", "change")
+        for text in made.texts:
+            numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.a:.4f}", f"{text.b:.4f}"
+            table.add_row(text.text, *numbers, f"{text.change:+.3%}")
+        parts.append(table)
+    return Stack(*parts, Text(_method(made), style="dim"))
+
+
+def _table(title: str, *heads: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(heads[0], overflow="fold")
+    for head in heads[1:]:
+        table.add_column(head, justify="right")
+    return table
+
+
+def _grid(
+    title: str,
+    head: str,
+    answers: list[Answer],
+    name: Callable[[Answer], str],
+    lengths: Sequence[int],
+    last: str,
+) -> Table:
+    """Rows by name, columns by length, and the interval over all lengths."""
+    table = _table(title, head, *(f"{length:,}" for length in lengths), "95%", "queries")
+    names = list(dict.fromkeys(name(one) for one in answers))
+    for row in [*names, last]:
+        mine = [one for one in answers if row == last or name(one) == row]
+        cells = [_share([one for one in mine if one.length == length]) for length in lengths]
+        table.add_row(row, *cells, _interval(mine), f"{len(mine):,}", end_section=row == names[-1])
+    return table
+
+
+def _shares(title: str, head: str, rows: Sequence[tuple[str, list[Answer]]]) -> Table:
+    table = _table(title, head, "exact", "95%", "queries")
+    for name, mine in rows:
+        table.add_row(name, _share(mine), _interval(mine), f"{len(mine):,}")
+    return table
+
+
+def _share(answers: list[Answer]) -> str:
+    return f"{sum(one.hit for one in answers) / len(answers):.1%}" if answers else "-"
+
+
+def _interval(answers: list[Answer]) -> str:
+    low, high = wilson(sum(one.hit for one in answers), len(answers))
+    return f"{100 * low:.0f} to {100 * high:.0f}"
+
+
+def _pairs(title: str, head: str, groups: Sequence[Group]) -> Table:
+    table = _table(
+        title, head, "A", "B", "B - A", "95%, points", "lost", "won", "queries", "KL", "needed"
+    )
+    for group in groups:
+        found = group.paired
+        style = "red" if found.worse else "green" if found.interval.low > 0 else ""
+        table.add_row(
+            group.name,
+            f"{found.a:.1%}",
+            f"{found.b:.1%}",
+            Text(f"{100 * found.difference:+.2f}", style=style),
+            f"{100 * found.interval.low:+.2f} to {100 * found.interval.high:+.2f}",
+            str(found.lost),
+            str(found.won),
+            f"{found.n:,}",
+            "-" if group.kl is None else f"{group.kl.mean:.2g}",
+            f"{group.needed:,}",
+        )
+    return table
+
+
+def _effort(document: Document) -> str:
+    computed = "" if document.computed is None else f", {document.computed:,} computed"
+    return (
+        f"{len(document.answers):,} queries in {document.seconds:.1f} s over {document.prompts:,} "
+        f"prompt tokens{computed}. The interval is Wilson's, as if queries were independent."
+    )
+
+
+def _method(made: Comparison) -> str:
+    return (
+        "lost / won: queries that only A / only B answers. The interval of B - A over all is "
+        f"{made.all.paired.method} (a score interval for paired shares; queries of a context count "
+        "less than independent ones). KL: nats per answer position from A, a lower bound from the "
+        f"20 likeliest tokens. needed: independent queries that show a difference of "
+        f"{100 * made.resolve:g} points with a chance of 80%, at the share of pairs that differ."
+    )
