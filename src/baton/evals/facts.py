@@ -90,7 +90,7 @@ class Bank:
             alphabet *= 2
         self.alphabet = min(alphabet, vocab.SYMBOLS)
         self._rng, self._taken = rng, 0
-        self._symbols = vocab.SYMBOL + rng.permutation(vocab.SYMBOLS)[: self.alphabet]
+        self.symbols = vocab.SYMBOL + rng.permutation(vocab.SYMBOLS)[: self.alphabet]
         draw = rng.integers(0, self.alphabet, (2 * most + 16, vocab.KEY))
         copies = int(twins * most)
         if copies:
@@ -110,12 +110,12 @@ class Bank:
         if len(found) < count:
             raise ValueError(f"{count} keys wanted, {len(found)} of {len(self._keys)} left")
         self._taken += count
-        taken: Ints = self._symbols[found].reshape(*shape, vocab.KEY)
+        taken: Ints = self.symbols[found].reshape(*shape, vocab.KEY)
         return taken
 
     def values(self, *shape: int) -> Ints:
         """`[*shape, KEY]`, any."""
-        found: Ints = self._symbols[self._rng.integers(0, self.alphabet, (*shape, vocab.KEY))]
+        found: Ints = self.symbols[self._rng.integers(0, self.alphabet, (*shape, vocab.KEY))]
         return found
 
 

@@ -22,6 +22,9 @@ _MARK = {
 _PROSE = 1 << 20  # bytes made, from which contexts take their filler
 
 
+_FAMILY = 8  # keys that are alike
+
+
 class MarkNames:
     """Symbols of one context; see `facts.Bank`."""
 
@@ -35,6 +38,31 @@ class MarkNames:
     def values(self, count: int) -> list[Name]:
         """See Names."""
         return [tuple(value) for value in self._bank.values(count).tolist()]
+
+
+class AlikeNames(MarkNames):
+    """Keys in families that have all symbols but one in common."""
+
+    def __init__(self, rng: np.random.Generator, alphabet: int, most: int) -> None:
+        super().__init__(Bank(rng, alphabet, 0.0, most))
+        symbols = self._bank.alphabet
+        size = min(_FAMILY, symbols)
+        made: dict[tuple[int, ...], None] = {}
+        while len(made) < most:
+            count = -(-2 * most // size)
+            keys = np.repeat(rng.integers(0, symbols, (count, vocab.KEY)), size, 0)
+            place = np.repeat(rng.integers(0, vocab.KEY, count), size)
+            other = rng.permuted(np.tile(np.arange(symbols), (count, 1)), axis=1)[:, :size]
+            keys[np.arange(len(keys)), place] = other.ravel()
+            made |= dict.fromkeys(map(tuple, keys.tolist()))
+        chosen = np.array(list(made)[:most])  # whole families, in random order
+        self._left = rng.permutation(self._bank.symbols[chosen]).tolist()
+
+    def keys(self, count: int) -> list[Name]:
+        """See Names."""
+        taken, self._left = self._left[:count], self._left[count:]
+        assert len(taken) == count, "more keys are taken than were asked for"
+        return [tuple(key) for key in taken]
 
 
 class Marks:
@@ -55,8 +83,10 @@ class Marks:
         self._alphabet, self._seed = alphabet, seed
 
     def names(self, rng: np.random.Generator, most: int, alike: bool) -> MarkNames:
-        """See Form. Alike: one symbol of three differs from another key's."""
-        return MarkNames(Bank(rng, self._alphabet, float(alike), most))
+        """See Form. Alike: one symbol of three differs from other keys'."""
+        if alike:
+            return AlikeNames(rng, self._alphabet, most)
+        return MarkNames(Bank(rng, self._alphabet, 0.0, most))
 
     def fact(self, key: Name, value: Name) -> list[int]:
         """See Form."""

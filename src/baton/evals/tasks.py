@@ -9,6 +9,7 @@ facts straddle the ends of pages, blocks, chunks and segments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,7 +36,7 @@ class Borders:
 class Room:
     """What a context of a task offers.
 
-    size: tokens. queries: wanted at most. facts: that fit.
+    size: tokens. queries: wanted at most. loads: facts in each segment so far.
     """
 
     form: Form
@@ -43,6 +44,7 @@ class Room:
     size: int
     queries: int
     borders: Borders
+    loads: Counter[int] = field(default_factory=Counter)
 
     @property
     def facts(self) -> int:
@@ -173,9 +175,11 @@ def override(room: Room) -> Made:
 
 
 def _spread(room: Room, count: int) -> Segments:
-    """Different segments in order, none of them the last."""
-    chosen = room.rng.permutation(room.borders.segments - 1)[:count]
-    return tuple(sorted(chosen.tolist()))
+    """Different segments in order, none of them the last; of all, those that hold least so far."""
+    segments: list[int] = room.rng.permutation(room.borders.segments - 1).tolist()
+    chosen = sorted(segments, key=lambda segment: room.loads[segment])[:count]
+    room.loads.update(chosen)
+    return tuple(sorted(chosen))
 
 
 def _chains(room: Room, hops: int, segments: Callable[[], Segments], ask: Question) -> Made:
