@@ -41,14 +41,16 @@ class Rounded(View):
     """Everything is rounded to `2 ** bits` steps between the least and the largest value of the
     tensor that is stored."""
 
-    bits = 4
+    def __init__(self, inner: KVView, bits: int) -> None:
+        super().__init__(inner)
+        self.steps = 2**bits - 1
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor | None) -> None:
         self.inner.store(slots, self._round(key), None if value is None else self._round(value))
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
         low, high = x.amin(), x.amax()
-        step = (high - low) / (2**self.bits - 1)
+        step = (high - low) / self.steps
         return ((x - low) / step).round() * step + low
 
 
@@ -113,9 +115,9 @@ def wrap_views(llm: LLM, wrap: Callable[[KVView], KVView]) -> None:
     llm.core.executor.runner.views = [wrap(view) for view in views]
 
 
-def four_bits(llm: LLM) -> None:
-    """KV in 4 bits with a plain scale per tensor."""
-    wrap_views(llm, Rounded)
+def rounded(bits: int) -> Damage:
+    """KV in so many bits with a plain scale per tensor."""
+    return lambda llm: wrap_views(llm, lambda view: Rounded(view, bits))
 
 
 def swapped_pages(first: int, second: int) -> Damage:

@@ -1,0 +1,178 @@
+"""The judge catches planted damage, each kind by the task that should, where perplexity hardly
+moves; and it finds nothing where nothing is wrong.
+
+`tiny` is trained to 128 tokens and runs always. A reference model in `models/` is judged too, on
+longer contexts, where it is there (`make test-slow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.llm import LLM
+from baton.evals.compare import Comparison, Group, compare
+from baton.evals.document import Document
+from baton.evals.exam import Suite
+from baton.evals.marks import Marks
+from baton.evals.run import Text, run
+from baton.evals.subject import Engine
+from baton.evals.tasks import Borders
+from baton.evals.text import prose, sources
+from helpers.damage import Damage, cut_to_window, rounded, shifted_positions, swapped_pages
+
+ROOT = Path(__file__).parents[2]
+TASKS = ("single", "multikey1", "multikey2", "multikey3", "boundary")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it is judged on; lengths in tokens."""
+
+    folder: Path
+    length: int
+    page: int
+    chunk: int
+    window: int
+    shift: int
+    contexts: int
+    queries: int
+    alphabet: int
+
+    def examine(self, damage: Damage | None = None, **options: Any) -> Document:
+        borders = Borders(self.page, self.page, self.shift, 4)
+        suite = Suite(
+            "marks", TASKS, (self.length,), self.contexts, self.queries, 0, self.alphabet, borders
+        )
+        given: dict[str, Any] = {
+            "dtype": "float32", "max_model_len": 2 * self.length, "block_size": self.page,
+            "num_kv_pages": 64 * self.length // self.page, "max_num_batched_tokens": self.chunk,
+        }  # fmt: skip
+        texts = [
+            Text(name, text[: 32 * self.length].astype(int).tolist(), self.length)
+            for name, text in (
+                ("library", sources(held_out=True)),
+                ("prose", prose("evaluation", 0, 1 << 16)),
+            )
+        ]
+        with LLM(str(self.folder), **(given | options)) as llm:
+            if damage is not None:
+                damage(llm)
+            facts = {"name": "test"}, {}
+            return run(Engine(llm), Marks(self.alphabet, 0), suite, texts, facts, lambda *_: None)
+
+
+TINY = Case(Path(__file__).parent / "tiny", 128, 16, 32, 32, 8, 14, 14, 16)
+ROPE = Case(ROOT / "models" / "recall-rope", 4096, 64, 512, 1024, 64, 8, 32, 128)
+FOUND: dict[Case, Document] = {}
+
+
+@pytest.fixture(
+    scope="module", params=["tiny", pytest.param("recall-rope", marks=pytest.mark.slow)]
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    found = TINY if request.param == "tiny" else ROPE
+    if not found.folder.is_dir():
+        pytest.skip(f"{found.folder.relative_to(ROOT)} is not there")
+    return found
+
+
+def dense(case: Case) -> Document:
+    if case not in FOUND:
+        FOUND[case] = case.examine()
+    return FOUND[case]
+
+
+def task(found: Comparison, name: str) -> Group:
+    return found.groups()[f"task {name}"]
+
+
+def quiet(found: Comparison) -> bool:
+    """Perplexity of no text moves by 1%."""
+    assert len(found.texts) == 2
+    return all(abs(text.change) < 0.01 for text in found.texts)
+
+
+def test_the_undamaged_model_answers(case: Case) -> None:
+    right = [answer.hit for answer in dense(case).answers]
+    assert sum(right) / len(right) > 0.85
+    assert dense(case).computed is not None
+    assert dense(case).computed < 0.4 * dense(case).prompts, "contexts are computed once"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("options", [{"chunk": 0.5, "max_num_seqs": 3}, {"chunk": 4}])
+def test_other_chunks_and_batches_make_no_difference(case: Case, options: dict[str, Any]) -> None:
+    chunk = int(case.chunk * options["chunk"])
+    other = {k: v for k, v in options.items() if k != "chunk"} | {"max_num_batched_tokens": chunk}
+    found = compare(dense(case), case.examine(**other))
+    assert found.all.kl is not None
+    assert found.all.kl.mean < 1e-6
+    for group in [found.all, *found.tasks, *found.cells]:
+        assert group.paired.interval.low <= 0 <= group.paired.interval.high, group.name
+    assert all(abs(text.change) < 1e-5 for text in found.texts)
+
+
+def test_four_bits_are_caught_by_keys_that_are_alike(case: Case) -> None:
+    """Perplexity of windows that are one chunk never reads what is stored."""
+    whole = {"max_num_batched_tokens": case.length}
+    found = compare(dense(case), case.examine(rounded(4), **whole))
+    assert quiet(found)
+    assert task(found, "multikey3").paired.worse
+
+
+def test_a_slight_loss_shows_first_where_keys_are_alike() -> None:
+    found = compare(dense(TINY), TINY.examine(rounded(6)))
+    assert quiet(found)
+    assert task(found, "multikey3").paired.worse
+    assert not task(found, "single").paired.worse
+    assert found.all.kl is not None
+    assert found.all.kl.mean > 0.01, "distributions tell more than answers"
+
+
+def test_a_window_is_caught_by_distance(case: Case) -> None:
+    found = compare(dense(case), case.examine(cut_to_window(case.window)))
+    assert quiet(found)
+    assert task(found, "single").paired.difference < -0.3
+    near = [g for g in found.distances if int(g.name) <= case.window // 2]
+    far = [g for g in found.distances if int(g.name) > 2 * case.window]
+    assert near
+    assert all(group.paired.difference > -0.05 for group in near)
+    assert all(group.paired.difference < -0.5 for group in far)
+
+
+def test_shifted_positions_are_caught_at_boundaries(case: Case) -> None:
+    """By one chunk, in the second half: facts that straddle a segment's end suffer."""
+    shifted = shifted_positions(case.length // 2, case.shift)
+    found = compare(dense(case), case.examine(shifted, max_num_batched_tokens=case.shift))
+    assert quiet(found)
+    assert task(found, "boundary").paired.worse
+    middle = worst_part(found)
+    assert middle in (3, 4), "the damage lies in the middle"
+
+
+def test_a_swapped_page_is_caught_at_its_depth(case: Case) -> None:
+    pages = case.length // case.page
+    first, second = pages // 8, pages // 2
+    found = compare(dense(case), case.examine(swapped_pages(first, second)))
+    assert quiet(found)
+    assert found.all.paired.worse
+    assert worst_part(found) in (first * 8 // pages, second * 8 // pages)
+
+
+def worst_part(found: Comparison) -> int:
+    """The eighth of the context in which most is lost."""
+    worst = min(found.cells, key=lambda cell: cell.paired.difference)
+    return int(worst.name.split()[1])
+
+
+def test_damage_of_test_code_is_where_it_says() -> None:
+    """A wrapper that does nothing changes nothing: what is found is not the wrapper's doing."""
+    from helpers.damage import View, wrap_views
+
+    plain: Callable[[LLM], None] = lambda llm: wrap_views(llm, View)  # noqa: E731
+    found = compare(dense(TINY), TINY.examine(plain))
+    assert found.all.paired.lost == found.all.paired.won == 0
