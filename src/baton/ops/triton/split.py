@@ -32,7 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
-LN2 = 0.6931471805599453
+#: Programs of `combine` from which a row's columns are not cut up further.
+COMBINERS = 512
 
 
 @triton.jit(
@@ -243,6 +244,6 @@ def combine_shape(rows: int, dim: int) -> tuple[int, int, int]:
     """Columns of a program of `combine`, partials that it loads at once (8 KB of them) and
     pipeline stages. Few rows are cut up until there are some programs per multiprocessor."""
     columns = int(triton.next_power_of_2(dim))
-    while columns > 64 and rows * triton.cdiv(dim, columns) <= 512:
+    while columns > 64 and rows * triton.cdiv(dim, columns) <= COMBINERS:
         columns //= 2
     return columns, 2048 // columns, 3
