@@ -152,6 +152,7 @@ class Runner:
             model,
             self.views,
             self.slots,
+            self.sampler,
             config.page_size,
             config.max_num_seqs,
             min(config.max_num_batched_tokens, config.max_model_len),
@@ -242,14 +243,15 @@ class Runner:
     def _replay(self, launched: _Launched, indices: list[int]) -> bool:
         """A pass through a captured graph; False when it has to run eagerly."""
         rows = [launched.plan.rows[i] for i in indices]
-        logits = None if self.graphs is None else self.graphs.run(rows)
-        if logits is None:
+        found = None if self.graphs is None else self.graphs.run(rows)
+        if found is None:
             return False
-        slots = [row.slot for row in rows]
         if all(row.sample for row in rows):
-            sampled = self.sampler.sample(logits, slots)
-            index = torch.tensor(slots).pin_memory().to(self.device, non_blocking=True)
-            self.slots.write(index, sampled.tokens)
+            slots, counted = [row.slot for row in rows], found.chosen is not None
+            sampled = None if found.chosen is None else self.sampler.take(found.chosen, slots)
+            if sampled is None:
+                sampled = self.sampler.sample(found.logits, slots, counted=counted)
+                self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
             launched.sampled.append((indices, sampled))
         return True
 
@@ -287,10 +289,7 @@ class Runner:
             logits = self.model.logits(hidden[inputs.sample_index]).float()
             slots = [rows[i].slot for i in inputs.sample_rows]
             sampled = self.sampler.sample(logits, slots)
-            index = inputs.slots
-            if len(slots) != len(rows):
-                index = index[torch.tensor(inputs.sample_rows, device=self.device)]
-            self.slots.write(index, sampled.tokens)
+            self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
             launched.sampled.append(([indices[i] for i in inputs.sample_rows], sampled))
         prompt, scores = prompt_rows(rows, hidden, self.model.logits)
         launched.prompt.update({indices[i]: found for i, found in prompt.items()})
