@@ -22,14 +22,19 @@ BASE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "enable_prefix_caching": False,
 }
-GREEDY = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     from helpers.tiny import save_tiny
 
-    changes = {"hidden_size": 512, "head_dim": 128, "moe_intermediate_size": 128}
+    changes = {
+        "hidden_size": 512,
+        "head_dim": 128,
+        "moe_intermediate_size": 128,
+        "max_position_embeddings": 8192,
+    }
     return str(save_tiny("hy_v3", tmp_path_factory.mktemp("hy_v3"), **changes))
 
 
@@ -39,17 +44,17 @@ def prompts(lengths: list[int]) -> list[list[int]]:
 
 def test_split_then_evict_then_refuse(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_DEBUG", "0")
-    batch = prompts([900, 1500, 64, 700, 1100, 30, 500, 1300])
+    batch = prompts([300, 900, 64, 350, 270, 30, 500, 310])
     with LLM(model, **BASE, num_kv_pages=512) as llm:
         roomy = [out.completions[0].token_ids for out in llm.generate(batch, GREEDY)]
         assert llm.stats().preemptions == 0
     # 26 pages of 64 tokens; a chunk of more than some 200 tokens exceeds the bytes of a step
-    with LLM(model, **BASE, num_kv_pages=26, step_memory="4MiB") as llm:
+    with LLM(model, **BASE | {"max_model_len": 1600}, num_kv_pages=26, step_memory="4MiB") as llm:
         found = [out.completions[0].token_ids for out in llm.generate(batch, GREEDY)]
-        assert [len(tokens) for tokens in found] == [100] * len(batch)
+        assert [len(tokens) for tokens in found] == [400] * len(batch)
         assert llm.stats().preemptions > 0
         assert llm.stats().steps > 8 * 4, "chunks were split"
-        with pytest.raises(RequestError, match="KV"):
+        with pytest.raises(RequestError, match="at most"):
             llm.generate(prompts([1700]), GREEDY)
         again = [out.completions[0].token_ids for out in llm.generate(batch[2:3], GREEDY)]
         assert again[0] == found[2], "the engine goes on"
