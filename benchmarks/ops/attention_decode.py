@@ -185,12 +185,13 @@ def peer_fa3_gqa(
 
 
 def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
+    from baton.ops.triton import split
     from baton.ops.triton.decode_mla import SWAPPED, MLAConfig
     from baton.ops.triton.decode_mla import decode_mla as kernel
     from baton.ops.triton.split import Workspace, task_map
 
     backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
-    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    cores, kept = torch.cuda.get_device_properties(CUDA).multi_processor_count, split.COMBINERS
     width = spec.latent_dim + spec.rope_dim
     up = torch.randn(
         spec.num_heads, spec.nope_dim + spec.value_dim, spec.latent_dim, device=CUDA, dtype=BF16
@@ -205,19 +206,18 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
             2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
         ) * 1e3  # fmt: skip
         want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
-        tries: list[tuple[str, MLAConfig, int]] = [
-            ("task map", backend._mla, backend._mla.residents)
-        ]
+        tries: list[tuple[str, MLAConfig, int]] = [("task map", backend._mla, kept)]
         if sweep and spec.num_heads <= 16:
             tries += [
-                ("  no slack", replace(backend._mla, slack=-1), 1),
-                ("  slack 4", replace(backend._mla, slack=4), 1),
-                ("  swapped", SWAPPED, 1),
-                ("  swapped, 8 warps", replace(SWAPPED, warps=8), 1),
-                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), 2),
+                ("  no slack", replace(backend._mla, slack=-1), kept),
+                ("  slack 4", replace(backend._mla, slack=4), kept),
+                ("  swapped", SWAPPED, kept),
+                ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
+                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), kept),
+                *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
             ]
-        for name, config, residents in tries:
-            programs = cores * residents
+        for name, config, split.COMBINERS in tries:
+            programs = cores * config.residents
             space = Workspace.make(2 * programs, config.rows, spec.latent_dim, CUDA)
             blocks = -(-spec.num_heads // config.rows)
             shares = task_map(
@@ -236,6 +236,7 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
                 report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
             except Exception as problem:
                 failed(title, shape, name, problem)
+        split.COMBINERS = kept
         plan = backend.plan_decode(batch, range(count), PAGE)
         whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
         ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])

@@ -100,10 +100,10 @@ def test_decode_mla(heads: int, config: MLAConfig) -> None:
 def test_map_and_combine(dim: int, heads: int, block_heads: int, batch: int) -> None:
     args = types("batch", **{k: COMMON[k] for k in ("lengths", "bounds", "out", "lse")})
     args |= {"part": "*fp32", "part_lse": "*fp32"}
-    columns, pieces, stages = split.combine_shape(batch * heads, dim)
+    columns, together, pieces, stages = split.combine_shape(batch * heads, dim, block_heads)
     constants = {
-        "heads": heads, "BLOCK_HEADS": block_heads, "R": 16, "D": dim, "COLUMNS": columns,
-        "PIECES": pieces, "STAGES": stages, "TILE": 64, "STATIC": 0,
+        "heads": heads, "BLOCK_HEADS": block_heads, "R": 16, "D": dim, "HEADS": together,
+        "COLUMNS": columns, "PIECES": pieces, "STAGES": stages, "TILE": 64, "STATIC": 0,
     }  # fmt: skip
     found = compile_sm90(split._combine_kernel, args, constants, SMALL)
     assert found.count("LDGSTS.E.BYPASS.128") >= 8  # on their way at once

@@ -124,6 +124,15 @@ def test_line(tiles, programs, slack, per, starts) -> None:
     assert shares.bounds.tolist() == [*starts, per]
 
 
+@pytest.mark.parametrize("combiners", [1, 8, 10**6])
+def test_shapes_of_the_combination(combiners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight heads of a program, two, and a part of one."""
+    monkeypatch.setattr("baton.ops.triton.split.COMBINERS", combiners)
+    check_gqa([700, 33, 0], 64, 2, 8, 128, 7, F32)
+    check_gqa([700, 33, 0], 64, 2, 8, 96, 1, F32, static=4)
+    check_mla([700, 33, 0], 64, 3, 128, 16, 9, mla_config(3), F32)
+
+
 @pytest.mark.parametrize("least", [2, 4])
 @pytest.mark.parametrize("mix", ["borders", "skew", "empty"])
 def test_shares_of_at_least(mix: str, least: int) -> None:

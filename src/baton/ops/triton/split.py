@@ -32,7 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
-LN2 = 0.6931471805599453
+#: Programs of `combine` that are enough.
+COMBINERS = 128
 
 
 @triton.jit(
@@ -103,21 +104,25 @@ def _slot(start, i, STATIC: tl.constexpr):
 def _combine_kernel(
     part, part_lse, lengths, bounds, out, lse, batch,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr,
-    STATIC: tl.constexpr,
+    HEADS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """One program per (sequence, query head, block of columns): the log-sum-exp weighted mean of
-    the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`). Leaves what is complete
-    alone. `PIECES` partials are loaded at once and `STAGES` times as many are on their way (as
-    asynchronous copies; plain loads would be put one behind the other to save registers)."""
-    b, head = tl.program_id(0), tl.program_id(1)
-    block, r = head // BLOCK_HEADS, head % BLOCK_HEADS
+    """One program per (sequence, HEADS query heads of one block, block of columns): the
+    log-sum-exp weighted mean of the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`).
+    Leaves what is complete alone. `PIECES` partials are loaded at once and `STAGES` times as many
+    are on their way (as asynchronous copies; plain loads would be put one behind the other to save
+    registers)."""
+    b, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    block = tl.program_id(1) * HEADS // BLOCK_HEADS
+    r = head - block * BLOCK_HEADS
     tiles = tl.cdiv(tl.load(lengths + b), TILE)
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (b * heads + head).to(tl.int64)
+    inside = (head < heads)[:, None] & (d < D)[None, :]
+    at_out = out + row[:, None] * D + d[None, :]
     if tiles == 0:
-        tl.store(out + row * D + d, tl.zeros([COLUMNS], out.dtype.element_ty), d < D)
-        tl.store(lse + row, float("-inf"))
+        tl.store(at_out, tl.zeros([HEADS, COLUMNS], out.dtype.element_ty), inside)
+        tl.store(lse + row, tl.full([HEADS], float("-inf"), tl.float32), head < heads)
     else:
         if STATIC > 0:
             count = tl.cdiv(tiles, tl.cdiv(tiles, STATIC))
@@ -129,24 +134,26 @@ def _combine_kernel(
             count = (first + tiles - 1) // per - p0 + 1
             start = 2 * p0 + 1
         if count > 1 or STATIC > 0:
-            top = float("-inf")
-            total = 0.0
-            acc = tl.zeros([COLUMNS], tl.float32)
+            top = tl.full([HEADS], float("-inf"), tl.float32)
+            total = tl.zeros([HEADS], tl.float32)
+            acc = tl.zeros([HEADS, COLUMNS], tl.float32)
             for base in tl.range(0, count, PIECES, num_stages=STAGES):
                 i = base + tl.arange(0, PIECES)
-                slot = _slot(start, i, STATIC) * R + r
-                at = part + slot.to(tl.int64)[:, None] * D + d[None, :]
-                value = tl.load(at, (i < count)[:, None] & (d < D)[None, :], 0.0)
-                piece = tl.load(part_lse + slot, i < count, float("-inf"))
+                slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
+                live = (i < count)[:, None] & (head < heads)[None, :]
+                at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
+                value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
+                piece = tl.load(part_lse + slot, live, float("-inf"))
                 new_top = tl.maximum(top, tl.max(piece, 0))
-                weight = tl.exp2(piece - new_top)
-                old = tl.exp2(top - new_top)
-                acc = acc * old + tl.sum(value * weight[:, None], 0)
+                base_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+                weight = tl.exp2(piece - base_top[None, :])
+                old = tl.exp2(top - base_top)
+                acc = acc * old[:, None] + tl.sum(value * weight[:, :, None], 0)
                 total = total * old + tl.sum(weight, 0)
                 top = new_top
-            tl.store(out + row * D + d, (acc / total).to(out.dtype.element_ty), d < D)
+            tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
             if tl.program_id(2) == 0:
-                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
+                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453, head < heads)
 
 
 def padded_batch(batch: int) -> int:
@@ -230,19 +237,22 @@ def combine(
     Bytes: the partials once; rows that were not split cost a launch and three loads.
     """
     batch, heads, dim = out.shape
-    columns, pieces, stages = combine_shape(batch * heads, dim)
-    _combine_kernel[(batch, heads, triton.cdiv(dim, columns))](
+    columns, together, pieces, stages = combine_shape(batch * heads, dim, block_heads)
+    _combine_kernel[(batch, triton.cdiv(heads, together), triton.cdiv(dim, columns))](
         space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch,
-        heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim,
+        heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim, HEADS=together,
         COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile,
         STATIC=static, num_warps=4,
     )  # fmt: skip
 
 
-def combine_shape(rows: int, dim: int) -> tuple[int, int, int]:
-    """Columns of a program of `combine`, partials that it loads at once (8 KB of them) and
-    pipeline stages. Few rows are cut up until there are some programs per multiprocessor."""
-    columns = int(triton.next_power_of_2(dim))
-    while columns > 64 and rows * triton.cdiv(dim, columns) <= 512:
+def combine_shape(rows: int, dim: int, block_heads: int) -> tuple[int, int, int, int]:
+    """Columns and heads of a program of `combine`, partials that it loads at once (8 KB of them)
+    and pipeline stages. Few rows are cut up until there are some programs per multiprocessor; of
+    many, a program takes several heads of a block, up to 8."""
+    columns, together = int(triton.next_power_of_2(dim)), 1
+    while columns > 64 and rows * triton.cdiv(dim, columns) <= COMBINERS:
         columns //= 2
-    return columns, 2048 // columns, 3
+    while together < 8 and block_heads % (2 * together) == 0 and rows > together * COMBINERS:
+        together *= 2
+    return columns, together, max(2, 2048 // (columns * together)), 3
