@@ -12,28 +12,15 @@ import torch
 from baton.evals import vocab
 from baton.models.source import resolve_source
 from baton.models.tokenizer import load_tokenizer
+from helpers.trained import some_model
 from training.attention import attend
 from training.data import Stream
 from training.export import export, load
-from training.model import Model, Shape
+from training.model import Model
 from training.recipes import RECIPES
 from training.train import Run
 
 F64 = torch.float64
-
-
-def some_model(shape: Shape) -> Model:
-    """Weights as if trained: nothing is zero, everything is a BF16 value."""
-    torch.manual_seed(0)
-    model = Model(shape)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and not parameter.any():
-                parameter.normal_(0, 0.05)
-            parameter.copy_(parameter.bfloat16().float())
-        for layer in model.routed():
-            layer.bias.normal_(0, 0.05)
-    return model
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,13 @@ ATTENTION: Registry[type[AttentionBackend]] = Registry(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """One step, for every layer. A part is None when the step has no such rows."""
+    """One step, for every layer of a kind. A part is None when the step has no such rows.
+
+    query_scale: a factor on each query, `[T, 1, 1]`; None: 1.
+    """
 
     rotation: Rotation
+    query_scale: torch.Tensor | None
     slots: torch.Tensor
     prefill: Any
     decode: Any
@@ -142,18 +146,25 @@ class Attention:
 
     def plan(self, batch: ForwardBatch, page_size: int) -> AttentionPlan:
         """Share the batch out and let each backend plan its half."""
+        places, batch = batch.positions, self.seen(batch, page_size)
         lens = batch.query_lens
         long = [i for i, length in enumerate(lens) if length > 1]
         single = [i for i, length in enumerate(lens) if length == 1]
         mixed = bool(long) and bool(single)
         return AttentionPlan(
-            rotation=self.positions.rotation(batch.positions),
+            rotation=self.positions.rotation(places),
+            query_scale=self.positions.query_scale(places),
             slots=batch.slots,
             prefill=self.prefill.plan_prefill(batch, long, page_size) if long else None,
             decode=self.decode.plan_decode(batch, single, page_size) if single else None,
             prefill_rows=rows_of(batch, long) if mixed else None,
             decode_rows=rows_of(batch, single) if mixed else None,
         )
+
+    def seen(self, batch: ForwardBatch, page_size: int) -> ForwardBatch:
+        """The batch as the backends are to see it: the same rows, perhaps in other sequences, with
+        pages and lengths of what each of them attends to. Here, everything."""
+        return batch
 
     def gqa(
         self,

@@ -78,6 +78,17 @@ class MoEConfig:
 
 
 @dataclass(frozen=True)
+class LocalConfig:
+    """Layers of two kinds: those in `global_layers` see everything, without positions and with
+    scores scaled by `log(length) / log(log_base)`; the others see blocks of `block` tokens, their
+    own and the one before."""
+
+    block: int
+    global_layers: tuple[int, ...]
+    log_base: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Everything the engine needs to know about a model. `moe_layers[i]` says whether layer i has
     routed experts. `num_mtp_layers` are in the checkpoint but not loaded. `raw` is config.json."""
@@ -100,4 +111,5 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     softmax_scale: float = 0.0
+    local: LocalConfig | None = None
     raw: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)

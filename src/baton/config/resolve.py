@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from baton.config.engine import Decision, EngineConfig, Machine
-from baton.config.model import ModelConfig
+from baton.config.model import LocalConfig, ModelConfig
 from baton.config.options import CacheOptions, EngineOptions, SchedulerOptions
 from baton.core.errors import ConfigError
 from baton.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -54,7 +54,7 @@ def resolve(
     device = _device(options, machine, made)
     ranks = _ranks(options, model, device, machine)
     dtype = _dtype(options, model, device, made)
-    page_size = _page_size(options.cache, device, made)
+    page_size = _page_size(options.cache, device, model.local, made)
     kv_dtype = _kv_dtype(options.cache, dtype, made)
     seqs, tokens = _batch(options.scheduler, device, made)
     wanted = _wanted_len(options, model)
@@ -144,7 +144,9 @@ def _dtype(options: EngineOptions, model: ModelConfig, device: str, made: _Decis
     return made.choose("dtype", "float32", reason)
 
 
-def _page_size(cache: CacheOptions, device: str, made: _Decisions) -> int:
+def _page_size(
+    cache: CacheOptions, device: str, local: LocalConfig | None, made: _Decisions
+) -> int:
     size = cache.block_size
     if size is None:
         if device == "cuda":
@@ -155,6 +157,11 @@ def _page_size(cache: CacheOptions, device: str, made: _Decisions) -> int:
         raise ConfigError(f"--block-size {size}: pages on a GPU are multiples of 64 tokens")
     if size % 16 and size & (size - 1):
         raise ConfigError(f"--block-size {size}: a multiple of 16 or a power of two is needed")
+    if local is not None and local.block % size:
+        raise ConfigError(
+            f"--block-size {size}: the model attends to blocks of {local.block} tokens, which "
+            "pages must divide"
+        )
     return size
 
 

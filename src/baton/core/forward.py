@@ -34,7 +34,7 @@ class ForwardContext:
     """One step's shared state: made once, read by every layer."""
 
     batch: ForwardBatch
-    plan: Any  # the attention backend's plan, made once per step
+    plan: Any  # the attention's plans, one for each kind of layer, made once per step
     kv: Sequence[KVView]  # one per layer
 
 
@@ -69,6 +69,10 @@ class Model(Protocol):
     def graphable(self) -> bool:
         """Whether a step of decodes can be captured in a CUDA graph: its plan reads only device
         tensors, and its launches depend on shapes alone."""
+
+    @property
+    def graph_prompts(self) -> bool:
+        """Whether that of a single prompt can be captured as well."""
 
     def brief(self) -> Model:
         """This model with one layer of each kind only: all its kernels, in a fraction of the

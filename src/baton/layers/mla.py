@@ -65,6 +65,8 @@ class MLA(nn.Module):
         q = q.view(tokens, self.heads, config.nope_dim + config.rope_dim)
         norm = self.kv_a_layernorm
         q, latent = mla_heads(q, kv, norm.weight, norm.eps, plan.rotation, view, plan.slots)
+        if plan.query_scale is not None:
+            q = (q * plan.query_scale).to(q.dtype)
         up = self.kv_b_proj.weight.view(self.heads, -1, config.kv_lora_rank)
         out = attention.mla(plan, view, q, latent, up, stored=True)
         y: torch.Tensor = self.o_proj(out.flatten(1))

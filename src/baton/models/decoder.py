@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from baton.attention.backend import Attention, AttentionPlan, make_attention
+from baton.attention.local import LocalAttention
 from baton.attention.positions.rotary import RotaryPositions
+from baton.attention.positions.unrotated import Unrotated
 from baton.attention.spec import AttentionNeed, AttentionSpec
 from baton.config.model import GQAConfig, ModelConfig
 from baton.core.forward import ForwardBatch, ForwardContext, Hidden
@@ -97,6 +99,13 @@ class CausalLM(nn.Module):
         positions = RotaryPositions(config.rope, context.dtype, device)
         need = AttentionNeed(spec, context.dtype, device)
         self.attention = make_attention(attention_backend, need, positions)
+        #: attention of each kind of layer, and the kind of each layer
+        self.attentions, self.kinds = [self.attention], [0] * config.num_layers
+        if (local := config.local) is not None:
+            backends = self.attention.prefill, self.attention.decode
+            self.attention.positions = Unrotated(config.rope.dim, local.log_base)
+            self.attentions.append(LocalAttention(*backends, positions, local.block))
+            self.kinds = [int(i not in local.global_layers) for i in range(config.num_layers)]
         self.model = Decoder(context, config)
         self.lm_head = (
             None
@@ -109,13 +118,20 @@ class CausalLM(nn.Module):
         """Whether a step of decodes can be captured in a CUDA graph."""
         return self.attention.graphable
 
+    @property
+    def graph_prompts(self) -> bool:
+        """Whether that of a prompt can be: where it is a single piece for attention."""
+        return self.config.local is None
+
     def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
-        """Make the step's attention plan, shared by all layers."""
-        return ForwardContext(batch, self.attention.plan(batch, kv[0].page_size), kv)
+        """Make the step's attention plan for each kind of layer."""
+        plans = [attention.plan(batch, kv[0].page_size) for attention in self.attentions]
+        return ForwardContext(batch, plans, kv)
 
     def brief(self) -> Brief:
         """See `Model`."""
-        kinds = [type(layer.mlp) for layer in self.model.layers]
+        mlps = [type(layer.mlp) for layer in self.model.layers]
+        kinds = list(zip(mlps, self.kinds, strict=True))
         return Brief(self, [kinds.index(kind) for kind in dict.fromkeys(kinds)])
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
@@ -130,8 +146,8 @@ class CausalLM(nn.Module):
         """See `Model`."""
         x, residual = hidden.x, hidden.residual
         for i in range(first, last):
-            layer, view = self.model.layers[i], context.kv[i]
-            x, residual = layer(x, residual, self.attention, context.plan, view)
+            layer, view, kind = self.model.layers[i], context.kv[i], self.kinds[i]
+            x, residual = layer(x, residual, self.attentions[kind], context.plan[kind], view)
         return Hidden(x, residual)
 
     def finish(self, hidden: Hidden) -> torch.Tensor:
@@ -151,7 +167,8 @@ class Brief:
 
     def __init__(self, whole: CausalLM, layers: Sequence[int]) -> None:
         self._whole, self._layers = whole, layers
-        self.kv_shapes, self.graphable = whole.kv_shapes, whole.graphable
+        self.kv_shapes = whole.kv_shapes
+        self.graphable, self.graph_prompts = whole.graphable, whole.graph_prompts
         self.plan, self.logits = whole.plan, whole.logits
         self.embed, self.through, self.finish = whole.embed, whole.through, whole.finish
 

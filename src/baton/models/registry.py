@@ -11,7 +11,7 @@ from baton.config.model import ModelConfig
 from baton.core.errors import ModelError
 from baton.core.forward import TensorGroup
 from baton.layers.weights import LayerContext
-from baton.models import deepseek_v3, hy_v3, llama, qwen3_moe
+from baton.models import deepseek_v3, hy_v3, llama, local_mla, qwen3_moe
 from baton.models.decoder import CausalLM
 from baton.ops.dtypes import torch_dtype
 
@@ -20,6 +20,7 @@ FAMILIES: dict[str, ModuleType] = {
     "qwen3_moe": qwen3_moe,
     "hy_v3": hy_v3,
     "deepseek_v3": deepseek_v3,
+    "local_mla": local_mla,
 }
 
 

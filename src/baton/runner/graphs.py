@@ -77,7 +77,8 @@ class StepGraphs:
         self._laid: list[int] = []
         device = slots.pages.device
         self._batches = batch_buckets(max_batch)
-        self._prompts = [size for size in PROMPT_BUCKETS if size <= max_prompt]
+        longest = max_prompt if model.graph_prompts else 0
+        self._prompts = [size for size in PROMPT_BUCKETS if size <= longest]
         #: decodes: slot ids [max_batch], then 1 for a real row and 0 for padding [max_batch]
         self._rows = torch.zeros(2, max_batch, dtype=torch.int64, device=device)
         self._rows[0] = slots.scrap

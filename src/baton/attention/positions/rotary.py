@@ -29,3 +29,7 @@ class RotaryPositions:
         return Rotation(
             angles.cos() * self._scaling, angles.sin() * self._scaling, self._interleaved
         )
+
+    def query_scale(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Factor on each query, `[T, 1, 1]`; None: 1."""
+        return None
