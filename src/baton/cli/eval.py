@@ -171,7 +171,9 @@ def _compare(
 
     bounds = None if gate is None else gates.read_gate(gate)
     flags = section_of(EvalFlags, values)
-    sides = _side(a, flags_a, flags, values), _side(b or a, flags_b, flags, values)
+    own = _parsed(flags_a), _parsed(flags_b)  # before minutes are spent on one side
+    first = _side(a, flags_a, flags, {**values, **own[0]})
+    sides = first, _side(b or a, flags_b, flags, {**values, **own[1]})
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         for side, name in zip(sides, "ab", strict=True):
@@ -192,13 +194,13 @@ def _compare(
 def _side(subject: str, own: str, flags: EvalFlags, values: dict[str, Any]) -> Document:
     """A result file read, or a model examined."""
     path = Path(subject)
-    if path.is_file() and path.suffix == ".json":
+    if path.suffix == ".json":
         if own:
             raise ConfigError(f"{subject} is a result: engine flags {own!r} cannot change it")
         from baton.evals.document import load
 
         return load(path)
-    return _examine(subject, flags, {**values, **_parsed(own)}, own)
+    return _examine(subject, flags, values, own)
 
 
 def _parsed(flags: str) -> dict[str, Any]:

@@ -59,6 +59,12 @@ def run(
     Raises:
         ConfigError: a length or a text is too short or too long.
     """
+    longest = max(suite.lengths)
+    if subject.longest is not None and longest > subject.longest:
+        raise ConfigError(
+            f"a length of {longest} is beyond the model's longest of {subject.longest}: choose "
+            "shorter lengths, or give --max-model-len"
+        )
     answers: list[Answer] = []
     digest, prompts, begin = Digest(), 0, time.monotonic()
     before, most = _computed(subject), len(suite) * suite.queries

@@ -20,7 +20,9 @@ Progress = Callable[[int], None]
 
 
 class Subject(Protocol):
-    """Answers exams."""
+    """Answers exams of up to `longest` tokens; None: nobody knows."""
+
+    longest: int | None
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """An answer to each of its queries, in order."""
@@ -52,12 +54,10 @@ class Engine:
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        pages = llm.core.kv
-        self._room = pages.num_pages * pages.page_size
+        self.longest: int | None = llm.config.max_model_len
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
-        self._check(exam)
         found: list[Answer] = []
         for batch in self._batches(exam.queries):
             asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in batch]
@@ -72,14 +72,6 @@ class Engine:
         known = self.llm.generate([tokens], params)[0].prompt_logprobs or []
         losses = [-position.chosen.logprob for position in known if position is not None]
         return sum(losses) / len(losses)
-
-    def _check(self, exam: Exam) -> None:
-        longest = self.llm.config.max_model_len
-        if exam.length > longest:
-            raise ConfigError(
-                f"a length of {exam.length} is beyond the engine's max_model_len of {longest}: "
-                f"choose shorter lengths, or give --max-model-len"
-            )
 
     def _batches(self, queries: Sequence[Query]) -> Iterator[Sequence[Query]]:
         """The first alone, which puts the context into the cache; then as many as run at once."""
@@ -118,7 +110,9 @@ class Server:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._client = httpx.Client(timeout=httpx.Timeout(3600.0, connect=10.0))
         self._tokenizer = tokenizer
-        self.model = model or self._call("GET", "/models")["data"][0]["id"]
+        known = {one["id"]: one for one in self._call("GET", "/models")["data"]}
+        self.model: str = model or next(iter(known))
+        self.longest: int | None = known.get(self.model, {}).get("max_model_len")
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
