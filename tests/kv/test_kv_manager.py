@@ -216,3 +216,23 @@ def paper_touch(paper: PaperCache, tokens: list[int], hit: int) -> None:
         if name in paper.order:
             paper.order.remove(name)
             paper.order.append(name)
+
+
+def test_digests_taken_from_the_sequence_before_are_its_own() -> None:
+    """Whatever two prompts have in common, and whatever was matched in between."""
+    rng = random.Random(5)
+    shared = [rng.randrange(1000) for _ in range(700)]
+    manager = KVManager(256, 4, b"n")
+    for _ in range(60):
+        tokens = shared[: rng.randrange(1, 700)] + [rng.randrange(3) for _ in range(9)]
+        salt = rng.choice(("", "other"))
+        sequence = manager.open(salt)
+        manager.match(sequence, tokens)
+        if rng.random() < 0.5 and manager.grow(sequence, len(tokens)) is not None:
+            manager.seal(sequence, tokens, len(tokens))
+            manager.release(sequence)
+        alone = KVManager(1, 4, b"n").open(salt)
+        fresh = KVManager(256, 4, b"n")
+        assert fresh.grow(alone, len(tokens)) is not None
+        fresh.seal(alone, tokens, len(tokens))
+        assert sequence.chain == alone.chain[: len(sequence.chain)]

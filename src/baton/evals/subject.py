@@ -15,6 +15,7 @@ from baton.evals.document import TOP, Answer
 from baton.evals.exam import Exam, Query
 from baton.evals.words import Encoder
 
+HELD = 1 << 24  #: tokens of prompts in memory at once, at some 24 bytes each
 Progress = Callable[[int], None]
 """Called with how many queries more are answered."""
 
@@ -74,9 +75,10 @@ class Engine:
         return sum(losses) / len(losses)
 
     def _batches(self, queries: Sequence[Query]) -> Iterator[Sequence[Query]]:
-        """The first alone, which puts the context into the cache; then as many as run at once."""
+        """The first alone, which puts the context into the cache; then as many as run at once, if
+        the host can hold their prompts."""
         yield queries[:1]
-        size = self.llm.config.max_num_seqs
+        size = min(self.llm.config.max_num_seqs, max(1, HELD // queries[0].at))
         for first in range(1, len(queries), size):
             yield queries[first : first + size]
 

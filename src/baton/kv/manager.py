@@ -61,6 +61,8 @@ class KVManager:
         self._pool = PagePool(num_pages, self._evicted)
         self._track_freed = track_freed
         self._freed: list[int] = []
+        #: tokens and chain of the sequence matched last
+        self._matched: tuple[list[int], list[bytes]] = ([], [b""])
         self.evictions = 0
 
     @property
@@ -94,6 +96,8 @@ class KVManager:
         idle = 0
         if not self.prefix_caching:
             return Match(pages, idle)
+        if len(sequence.chain) == 1:
+            self._borrow(sequence, tokens)
         chain, get, is_idle = sequence.chain, self._index.get, self._pool.is_idle
         most = len(tokens) - 1 if most is None else most
         for number in range(most // self.page_size):
@@ -158,6 +162,21 @@ class KVManager:
         alive = sum(page in held or self._pool.is_idle(page) for page in self._index)
         assert alive == len(self._index), "a free page is indexed"
         assert self.cached <= alive, "an idle page is not indexed"
+
+    def _borrow(self, sequence: KVSequence, tokens: list[int]) -> None:
+        """Take the digests that a sequence shares with the one matched before it: requests with
+        a long prefix in common often follow one another, and comparing costs less than hashing."""
+        other, chain = self._matched
+        self._matched = tokens, sequence.chain
+        if chain[0] != sequence.chain[0]:
+            return
+        pages = min(len(chain) - 1, len(tokens) // self.page_size)
+        stride = 64 * self.page_size
+        for start in range(0, pages * self.page_size, stride):
+            if tokens[start : start + stride] != other[start : start + stride]:
+                pages = start // self.page_size  # the few of this stride are hashed again
+                break
+        sequence.chain.extend(chain[1 : pages + 1])
 
     def _extend(self, sequence: KVSequence, tokens: list[int]) -> None:
         """Hash the next page of a sequence."""
