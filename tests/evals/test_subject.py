@@ -15,6 +15,7 @@ import pytest
 from baton.core.errors import BatonError, ConfigError, RequestError
 from baton.core.sampling import SamplingParams
 from baton.engine.llm import LLM
+from baton.evals.compare import compare
 from baton.evals.exam import Exam, Query, Suite
 from baton.evals.marks import Marks
 from baton.evals.run import Text, perplexity, run
@@ -101,6 +102,20 @@ def test_judging_is_what_writing_would_give(llm: LLM, url: str) -> None:
     assert theirs.computed is None
     assert mine.computed is not None
     assert mine.computed < 0.4 * mine.prompts, "a context is computed once"
+
+
+def test_decode_says_what_prefill_judges(llm: LLM) -> None:
+    facts: tuple[dict[str, Any], dict[str, Any]] = {"name": "tiny"}, {}
+    judged, written = (
+        run(Engine(llm, write), FORM, SUITE, [], facts, lambda *_: None) for write in (False, True)
+    )
+    found = compare(judged, written)
+    assert (found.all.paired.lost, found.all.paired.won) == (0, 0)
+    assert found.all.kl is not None
+    assert found.all.kl.mean < 1e-5
+    answers = list(zip(judged.answers, written.answers, strict=True))
+    assert all(len(a.ids) == len(b.ids) for a, b in answers if b.hit)
+    assert any(0 < len(b.ids) < len(a.ids) for a, b in answers if not b.hit), "up to a wrong token"
 
 
 def test_losses_and_distributions_are_those_of_the_answer(llm: LLM) -> None:

@@ -48,6 +48,9 @@ class EvalFlags:
         tuple[str, ...], "text file to measure perplexity on, or library: Python's sources"
     ] = ("library",)
     text_tokens: Annotated[int, "tokens read of each text; 0: no perplexity"] = 16384
+    write: Annotated[
+        bool, "write answers step by step, to examine decode; else they are judged in prefill"
+    ] = False
     served_model: Annotated[str | None, "model name at a URL, if not its first one"] = None
 
 
@@ -265,5 +268,6 @@ def _examine(subject: str, flags: EvalFlags, values: dict[str, Any], own: str = 
             "fingerprint": llm.fingerprint.to_dict(),
             "options": dataclasses.asdict(options),
             "device": llm.config.device,
+            "written": flags.write,
         }
-        return run(Engine(llm), form, suite, texts, (facts, about()), show)
+        return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show)

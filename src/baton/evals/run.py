@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from baton.core.errors import ConfigError
@@ -27,11 +28,13 @@ class Count:
     done: int
     total: int
     show: Show
+    lock: Lock = field(default_factory=Lock)
 
     def __call__(self, more: int) -> None:
-        """So many more."""
-        self.done += more
-        self.show(min(self.done, self.total - 1), self.total, QUERIES)
+        """So many more, from any thread."""
+        with self.lock:
+            self.done += more
+            self.show(min(self.done, self.total - 1), self.total, QUERIES)
 
 
 @dataclass(frozen=True)

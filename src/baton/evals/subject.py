@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import httpx
@@ -15,6 +16,7 @@ from baton.evals.document import TOP, Answer
 from baton.evals.exam import Exam, Query
 from baton.evals.words import Encoder
 
+STREAMS = 16  #: requests that a server has at once
 HELD = 1 << 24  #: tokens of prompts in memory at once, at some 24 bytes each
 Progress = Callable[[int], None]
 """Called with how many queries more are answered."""
@@ -51,19 +53,21 @@ class Engine:
     Answers are judged without being written: a greedy answer is right to the last token if and only
     if each of its tokens is the likeliest one after the right ones before it, and that takes one
     short prefill. Distributions come with it.
+
+    Args:
+        write: write the answers all the same, step by step, so that decode is examined instead.
+            Distributions are then known up to the first wrong token.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    def __init__(self, llm: LLM, write: bool = False) -> None:
+        self.llm, self.write = llm, write
         self.longest: int | None = llm.config.max_model_len
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
         found: list[Answer] = []
         for batch in self._batches(exam.queries):
-            asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in batch]
-            rows = self.llm.score_all(asked)
-            found += [self._judge(exam, q, r) for q, r in zip(batch, rows, strict=True)]
+            found += self._written(exam, batch) if self.write else self._scored(exam, batch)
             progress(len(batch))
         return found
 
@@ -81,6 +85,36 @@ class Engine:
         size = min(self.llm.config.max_num_seqs, max(1, HELD // queries[0].at))
         for first in range(1, len(queries), size):
             yield queries[first : first + size]
+
+    def _written(self, exam: Exam, queries: Sequence[Query]) -> list[Answer]:
+        """Each part of an answer after the right ones before it."""
+        parts = [(query, *span) for query in queries for span in query.spans]
+        params = [
+            SamplingParams(max_tokens=last - first, temperature=0.0, ignore_eos=True, logprobs=TOP)
+            for _, first, last in parts
+        ]
+        prompts = [exam.tokens[: query.at] + query.tokens[:first] for query, first, _ in parts]
+        outputs = iter(self.llm.generate(prompts, params))
+        made = []
+        for query in queries:
+            answer = answer_to(exam, query, True)
+            for (first, last), output in zip(query.spans, outputs, strict=False):
+                said = output.completions[0]
+                for token, position in zip(
+                    query.tokens[first:last], said.logprobs or [], strict=True
+                ):
+                    if not answer.hit:
+                        break
+                    answer.ids.append([one.token_id for one in position.top])
+                    answer.logprobs.append([round(one.logprob, 6) for one in position.top])
+                    answer.hit = position.chosen.token_id == token
+            made.append(answer)
+        return made
+
+    def _scored(self, exam: Exam, queries: Sequence[Query]) -> list[Answer]:
+        asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in queries]
+        rows = self.llm.score_all(asked)
+        return [self._judge(exam, query, r) for query, r in zip(queries, rows, strict=True)]
 
     def _judge(self, exam: Exam, query: Query, rows: torch.Tensor) -> Answer:
         """`rows [n, vocab]`: log-probabilities from the first answer token on."""
@@ -118,11 +152,15 @@ class Server:
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
-        found = []
-        for query in exam.queries:
+
+        def answer(query: Query) -> Answer:
             hit = all(self._says(exam, query, *span) for span in query.spans)
-            found.append(answer_to(exam, query, hit))
             progress(1)
+            return answer_to(exam, query, hit)
+
+        found = [answer(exam.queries[0])]  # alone: it puts the context into the server's cache
+        with ThreadPoolExecutor(STREAMS) as pool:
+            found += pool.map(answer, exam.queries[1:])
         return found
 
     def loss(self, tokens: list[int]) -> float:
