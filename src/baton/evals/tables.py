@@ -120,7 +120,7 @@ def _pairs(title: str, head: str, groups: Sequence[Group]) -> Table:
             f"{found.a:.1%}",
             f"{found.b:.1%}",
             Text(f"{100 * found.difference:+.2f}", style=style),
-            f"{100 * found.interval.low:+.2f} to {100 * found.interval.high:+.2f}",
+            f"{100 * found.interval.low:+.1f} to {100 * found.interval.high:+.1f}",
             str(found.lost),
             str(found.won),
             f"{found.n:,}",
