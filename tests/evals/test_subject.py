@@ -158,6 +158,8 @@ def test_lengths_beyond_the_engine_are_refused(llm: LLM) -> None:
         run(Engine(llm), FORM, long, [], ({}, {}), lambda *_: pytest.fail("asks first"))
     with pytest.raises(RequestError, match="max_model_len"):
         Engine(llm).loss([5] * 600)
+    whole = perplexity(Engine(llm), Text("long", [5] * 1024, 512), lambda *_: None)
+    assert (whole.length, whole.tokens) == (511, 2 * 510), "a prompt is one token shorter"
     with pytest.raises(ConfigError, match="too few for a window"):
         perplexity(Engine(llm), Text("short", [5], 128), lambda *_: None)
 

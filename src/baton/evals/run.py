@@ -68,6 +68,7 @@ def run(
             f"a length of {longest} is beyond the model's longest of {subject.longest}: choose "
             "shorter lengths, or give --max-model-len"
         )
+    losses = [perplexity(subject, text, show) for text in texts]
     answers: list[Answer] = []
     digest, prompts, begin = Digest(), 0, time.monotonic()
     before, most = _computed(subject), len(suite) * suite.queries
@@ -85,7 +86,7 @@ def run(
         suite=suite.settings(),
         digest=digest.text(),
         answers=answers,
-        perplexity=[perplexity(subject, text, show) for text in texts],
+        perplexity=losses,
         seconds=round(seconds, 3),
         prompts=prompts,
         computed=None if after is None or before is None else after - before,
@@ -99,7 +100,9 @@ def perplexity(subject: Subject, text: Text, show: Show) -> Perplexity:
     Raises:
         ConfigError: the text is shorter than that.
     """
-    size = text.length
+    size = text.length  # of a prompt, which leaves room for an answer
+    if subject.longest is not None:
+        size = min(size, subject.longest - 1)
     starts = range(0, len(text.tokens), size)
     windows = [text.tokens[s : s + size] for s in starts]
     windows = [window for window in windows if len(window) > max(1, size // 2)]
