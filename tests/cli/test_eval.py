@@ -65,6 +65,7 @@ def test_a_model_is_examined_and_compared_with_itself(
     [
         ([TINY, "--mtp"], "does not load MTP"),
         ([TINY, "--tasks", "nonsense"], "nonsense"),
+        ([TINY, "--out", "no/such/folder/a.json"], "no/such/folder"),
         ([TINY, "--lengths", "many"], "--lengths many"),
         (["compare", TINY, "--b", "--no-such-flag 1"], "no-such-flag"),
         (["compare", TINY, "--gate", "absent.toml"], "absent.toml"),

@@ -173,7 +173,7 @@ def test_seeds_and_numbers_make_exams_differ_and_nothing_else_does() -> None:
     [
         ({"tasks": ("singel",)}, "singel"),
         ({"lengths": (0,)}, "lengths"),
-        ({"borders": Borders(segments=2)}, "segments"),
+        ({"borders": Borders(segments=3)}, "segments"),
         ({"contexts": 0}, "contexts"),
         ({"tasks": ("single", "single")}, "twice"),
     ],

@@ -49,6 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body["prompt"] == [1]:
+            self.reply({"choices": []})
+            return
         if body["prompt"] == [0]:
             self.reply({"error": "no such prompt"}, 400)
             return
@@ -147,6 +150,9 @@ def test_a_server_without_token_ids_needs_a_tokenizer(llm: LLM, url: str) -> Non
 def test_what_a_server_refuses_is_told(url: str) -> None:
     exam = Exam("single", 8, 0, [0], [Query(1, [5], [(0, 1)], 1)])
     with pytest.raises(BatonError, match=r"answered 400: .*no such prompt"):
+        Server(url).take(exam, lambda _: None)
+    exam = Exam("single", 8, 0, [1], [Query(1, [5], [(0, 1)], 1)])
+    with pytest.raises(BatonError, match="without 'choices'"):
         Server(url).take(exam, lambda _: None)
     with pytest.raises(BatonError, match=r"127\.0\.0\.1:1"):
         Server("http://127.0.0.1:1")

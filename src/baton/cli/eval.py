@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -127,6 +128,7 @@ def _run(
         )
     from baton.evals import document, page, tables
 
+    _writable(out_file, html)
     found = _examine(model, section_of(EvalFlags, values), values)
     out.print(tables.result(found), width=min(WIDTH, out.width))
     if out_file is not None:
@@ -172,6 +174,7 @@ def _compare(
 
     from baton.evals import compare, document, gates, page, tables
 
+    _writable(out_file, html, keep)
     bounds = None if gate is None else gates.read_gate(gate)
     flags = section_of(EvalFlags, values)
     own = _parsed(flags_a), _parsed(flags_b)  # before minutes are spent on one side
@@ -227,6 +230,13 @@ def _said(context: Any, name: str) -> bool:
 
 def _nothing(**values: Any) -> None:
     """A command whose flags are all there is to it."""
+
+
+def _writable(*paths: Path | None) -> None:
+    """Raises ConfigError for a path that could not be written to after minutes of work."""
+    for path in paths:
+        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}: no such folder, or no right to write there")
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -13,7 +13,7 @@ from baton.evals.forms import Asked, Form, Name, Span
 from baton.evals.seeds import stream
 from baton.evals.tasks import BUILDERS, COUNTING, TASKS, Borders, Fact, Made, Room
 
-FEWEST = 3  #: segments that the cross-segment tasks need
+FEWEST = 4  #: segments: three that hold facts, and the question's
 _ALPHABET = 64  # words to count
 _TOP = 3  # of which are asked for
 

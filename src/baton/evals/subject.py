@@ -146,7 +146,7 @@ class Server:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
         self._client = httpx.Client(timeout=httpx.Timeout(3600.0, connect=10.0))
         self._tokenizer = tokenizer
-        known = {one["id"]: one for one in self._call("GET", "/models")["data"]}
+        known = {one["id"]: one for one in self._call("GET", "/models", "data")}
         self.model: str = model or next(iter(known))
         self.longest: int | None = known.get(self.model, {}).get("max_model_len")
 
@@ -194,11 +194,12 @@ class Server:
         return again[: len(right)] == right
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = self._call("POST", "/completions", {"model": self.model, **body})
-        choice: dict[str, Any] = found["choices"][0]
+        body = {"model": self.model, **body}
+        choice: dict[str, Any] = self._call("POST", "/completions", "choices", body)[0]
         return choice
 
-    def _call(self, method: str, path: str, body: Any = None) -> Any:
+    def _call(self, method: str, path: str, field: str, body: Any = None) -> Any:
+        """The list `field` of an answer, which has at least one entry."""
         try:
             response = self._client.request(method, self._base + path, json=body)
         except httpx.HTTPError as error:
@@ -208,8 +209,10 @@ class Server:
                 f"{self._base}{path} answered {response.status_code}: {response.text[:300]}"
             )
         try:
-            return response.json()
-        except ValueError:
+            found = response.json()[field]
+            found[0]
+        except (ValueError, KeyError, IndexError, TypeError):
             raise BatonError(
-                f"{self._base}{path} answered with something other than JSON"
+                f"{self._base}{path} answered without {field!r}: {response.text[:300]}"
             ) from None
+        return found
