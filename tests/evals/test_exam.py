@@ -115,6 +115,8 @@ def test_boundary_facts_straddle_what_they_say() -> None:
 def test_counted_words_are_the_most_frequent(task: str) -> None:
     exam = SUITE.exam(Marks(128, 0), task, 4096, 0)
     assert len(exam.queries) > 4
+    lengths = [query.at for query in exam.queries]
+    assert lengths == sorted(lengths, reverse=True), "what is cached first serves all"
     for query in exam.queries:
         counts = np.bincount(exam.tokens[1 : query.at], minlength=vocab.VOCAB)
         order = np.argsort(-counts, kind="stable")[:4]

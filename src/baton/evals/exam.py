@@ -195,7 +195,8 @@ def _count(room: Room, task: str) -> tuple[list[int], list[Query]]:
         ends.append(len(tokens))
     queries = []
     points = len(ends) - 1 - np.arange(room.queries) * (len(ends) // (2 * room.queries) or 1)
-    for point in sorted({p for p in points.tolist() if p > len(ends) // 2}):
+    # the whole context first: the others find theirs in the cache
+    for point in sorted({p for p in points.tolist() if p > len(ends) // 2}, reverse=True):
         counts = np.bincount(draw[:point], minlength=_ALPHABET)
         best = np.argsort(-counts, kind="stable")[: _TOP + 1]
         if (np.diff(counts[best]) >= 0).any():
