@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.attention.backend import AttentionBackend
+from baton.attention.backend import ATTENTION, AttentionBackend
 from baton.attention.local import LocalAttention
 from baton.attention.positions.unrotated import Unrotated
 from baton.core.errors import ConfigError, ModelError
@@ -69,10 +69,18 @@ def test_logits_are_those_of_the_training_code(
     assert relative_error(found, expected[0]) < TOLERANCE
 
 
+@pytest.mark.parametrize("backend", ["torch", "plain,torch"])
 @torch.no_grad()
-def test_sequences_share_steps(folder: Path, ids: torch.Tensor, expected: torch.Tensor) -> None:
-    """A chunk over three blocks beside decodes, in both orders."""
-    driver = Driver(load_folder(folder))
+def test_sequences_share_steps(
+    folder: Path,
+    ids: torch.Tensor,
+    expected: torch.Tensor,
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chunk over three blocks beside decodes, in both orders; as libraries pack them, too."""
+    monkeypatch.setitem(ATTENTION._entries, "plain", "attention.plain_packed:PlainPacked")
+    driver = Driver(load_folder(folder, backend=backend))
     a, b = ids[0].tolist(), ids[1].tolist()
     parts: dict[str, list[torch.Tensor]] = {"a": [], "b": []}
     plan = [({"a": 33}), ({"a": 1, "b": 40}), ({"b": 1, "a": 1}), ({"b": 30, "a": 1}), ({"a": 60})]

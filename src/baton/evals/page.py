@@ -41,6 +41,10 @@ def result_page(document: Document) -> str:
             ],
         ),
     ]
+    notes = dict.fromkeys(f"{one.task}/{one.note}" for one in answers if one.note)
+    if notes:
+        groups = [(n, [one for one in answers if f"{one.task}/{one.note}" == n]) for n in notes]
+        body += ["<h2>By kind</h2>", _shares("kind", groups)]
     if document.perplexity:
         rows = [
             [text.text, f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.4f}"]
