@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from baton.bench.replay import Result, Target, ask_model, replay
-from baton.bench.report import summarize, table, write_json
+from baton.bench.replay_report import summarize, table, write_json
 from baton.bench.sse import ServerError, api_base
 from baton.bench.trace import Job
 from helpers import stub_server as stub

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from baton.bench.paper import paper_lru
 from baton.bench.replay import Result, Target, replay
-from baton.bench.report import summarize, table
+from baton.bench.replay_report import summarize, table
 from baton.bench.run import run
 from baton.bench.sse import ServerError
 from baton.bench.synth import Conversations, synthesize

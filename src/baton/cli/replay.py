@@ -75,7 +75,7 @@ def _replay(
     answered, and latency counts from then. Exits with 1 when a request failed.
     """
     from baton.bench.replay import Target, ask_model
-    from baton.bench.report import summarize, table, write_json
+    from baton.bench.replay_report import summarize, table, write_json
     from baton.bench.run import run
     from baton.bench.trace import PromptMaker, make_jobs
 
