@@ -105,3 +105,63 @@ def queue(
         return Run(name=f"{load.rate:g}-{replicate}", load=load, records=records)
 
     return measure
+
+
+def engine(
+    slots: int = 32, *, speed: float = 1.0, requests: int = 400, seed: int = 0, broken: float = 0.0
+) -> Measure:
+    """A batching server: prompts are computed one after the other, answers slow one another down,
+    a share of `broken` requests fails. Its runs say where they come from, as real ones do."""
+
+    def measure(load: Load, replicate: int, stretch: int) -> Run:
+        assert load.rate is not None
+        count = requests * stretch
+        generator = np.random.default_rng([seed, replicate, round(load.rate * 10000)])
+        at = np.cumsum(generator.exponential(1 / load.rate, count))
+        at -= at[0]
+        inputs = generator.choice([1024, 4096, 16384], count, p=[0.6, 0.3, 0.1])
+        outputs = generator.integers(40, 160, count)
+        fails = generator.random(count) < broken
+        prefill, ends = 0.0, [0.0] * slots
+        records = []
+        for i in range(count):
+            prompt, tokens, due = int(inputs[i]), int(outputs[i]), float(at[i])
+            cached = prompt // 2 if i % 3 == 0 else 0
+            start = max(due, prefill, heapq.heappop(ends))
+            prefill = start + (prompt - cached) / 40_000 / speed
+            busy = sum(end > prefill for end in ends)
+            step = (0.012 + 0.0011 * busy) / speed
+            gaps = step * generator.gamma(25, 1 / 25, tokens)
+            arrivals = (prefill + 0.01 + np.cumsum(gaps)).tolist()
+            heapq.heappush(ends, arrivals[-1])
+            failed = bool(fails[i])
+            records.append(
+                Record(
+                    index=i,
+                    scheduled=due,
+                    sent=due + 0.0004,
+                    end=arrivals[-1],
+                    arrivals=arrivals[: 3 if failed else tokens],
+                    input_tokens=prompt,
+                    asked_output=tokens,
+                    reported_input=prompt,
+                    output_tokens=None if failed else tokens,
+                    cached_tokens=cached,
+                    shared_tokens=cached,
+                    group=f"{prompt // 1024}K",
+                    status="error" if failed else "ok",
+                    error="the server closed the stream" if failed else None,
+                )
+            )
+        return Run(
+            name=f"{load.rate:g}-{replicate}",
+            started="2030-01-02T03:04:05+00:00",
+            workload={"name": "mixed", "buckets": [1024, 4096, 16384], "seed": seed},
+            load=load,
+            server={"url": "http://127.0.0.1:8000", "model": "hy3", "commit": "0123456789ab"},
+            client={"version": "0.1.0", "workers": 2, "lag": {"p99": 0.0009}},
+            seconds=records[-1].end,
+            records=records,
+        )
+
+    return measure

@@ -53,9 +53,9 @@ def wilson(good: float, total: float, confidence: float = CONFIDENCE) -> Interva
     return Interval(*_wilson(good, total, confidence))
 
 
-def share_difference(good_a: int, total_a: int, good_b: int, total_b: int) -> Interval:
+def share_difference(good_a: float, total_a: float, good_b: float, total_b: float) -> Interval:
     """Interval of share b less share a of independent samples, from both Wilson intervals
-    (Newcombe, Stat. Med. 17, 1998, method 10)."""
+    (Newcombe, Stat. Med. 17, 1998, method 10). Counts may be fractions, as in `wilson`."""
     if not total_a or not total_b:
         return Interval(-1.0, 1.0)
     p, q = good_a / total_a, good_b / total_b

@@ -155,10 +155,7 @@ class _Search:
 
     def run(self) -> Found:
         criteria = self._goal.criteria if self._plan.table else [ALL]
-        for criterion in criteria:
-            while (load := self._next(criterion)) is not None and self._more():
-                self._probe(load)
-        while self._plan.table and (load := self._towards_peak()) is not None and self._more():
+        while self._more() and (load := self._first(criteria)) is not None:
             self._probe(load)
         edges = {criterion: self._edge(criterion) for criterion in criteria}
         return Found(
@@ -171,6 +168,13 @@ class _Search:
             most_runs=self._plan.most_runs,
             notes=self._notes(edges),
         )
+
+    def _first(self, criteria: Sequence[str]) -> float | None:
+        """The next load of the first criterion that is not settled: a run made for one may unsettle
+        another. Then the next towards the peak."""
+        wanted = (self._next(criterion) for criterion in criteria)
+        load = next((load for load in wanted if load is not None), None)
+        return self._towards_peak() if load is None and self._plan.table else load
 
     def _more(self) -> bool:
         return self._runs < self._plan.most_runs
@@ -291,14 +295,22 @@ class _Search:
                     "the lower boundary is given"
                 )
         notes += self._short_run(edges[ALL].meets)
-        notes += [
-            f"{found.meets:g} {unit} is given for {name}, but its interval includes the target "
-            f"after {len(self._levels[found.meets].trials)} runs"
-            for name, found in edges.items()
-            if found.meets is not None
-            and self._levels[found.meets].verdict(name, self._goal.attainment) == "unclear"
+        return notes + [
+            f"{load:g} {unit} meets {' and '.join(names)} by the curve through all loads; its own "
+            f"interval includes the target after {len(self._levels[load].trials)} runs"
+            for load, names in self._doubtful(edges).items()
         ]
-        return notes
+
+    def _doubtful(self, edges: dict[str, Edge]) -> dict[float, list[str]]:
+        """Criteria whose answer is not beyond doubt, by load."""
+        found: dict[float, list[str]] = {}
+        for name, line in edges.items():
+            load = line.meets
+            if load is not None and (
+                self._levels[load].verdict(name, self._goal.attainment) == "unclear"
+            ):
+                found.setdefault(load, []).append("all" if name == ALL else name.upper())
+        return found
 
     def _short_run(self, capacity: float | None) -> list[str]:
         if capacity is None or self._plan.vary != "rate":

@@ -1,0 +1,178 @@
+"""Runs side by side: differences with intervals, and what makes them hard to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from baton.bench.metrics import Slo, measured, meets, output_tokens
+from baton.bench.record import Record, Run
+from baton.bench.report.document import Comparison, Difference, RunSummary, latencies
+from baton.bench.stats import (
+    Interval,
+    Samples,
+    effective,
+    mean_difference,
+    percentile_difference,
+    share_difference,
+)
+from baton.core.errors import ConfigError
+
+#: parameters of a workload that do not change what kind of traffic it is
+SIZE = ("seed", "requests", "seconds")
+#: equal spans of a run whose rates are taken as samples of its throughput
+WINDOWS = 20
+
+
+class Figure(NamedTuple):
+    """What is compared: its place, its name, its form, and whether more is better."""
+
+    metric: str
+    label: str
+    form: str
+    more_is_better: bool
+
+
+FIGURES = [
+    *(
+        Figure(f"latency.{kind}.{p}", f"{kind.upper()} {p}", "time", False)
+        for kind in ("ttft", "tpot", "e2e")
+        for p in ("p50", "p95", "p99")
+    ),
+    Figure("throughput.requests", "Requests/s", "rate", True),
+    Figure("throughput.output", "Output tokens/s", "rate", True),
+    Figure("throughput.total", "Total tokens/s", "rate", True),
+    Figure("attainment.all", "Attainment, all objectives", "share", True),
+    Figure("attainment.ttft", "Attainment, TTFT", "share", True),
+    Figure("attainment.tpot", "Attainment, TPOT", "share", True),
+    Figure("attainment.e2e", "Attainment, E2E", "share", True),
+    Figure("goodput.requests", "Goodput, requests/s", "rate", True),
+    Figure("hit.token", "Prefix hit by token", "share", True),
+]
+
+
+def check_workloads(runs: Sequence[Run], allow: bool) -> list[str]:
+    """Warnings about what differs between the first run's traffic and the others'.
+
+    Raises:
+        ConfigError: workloads differ in more than seed and size, and `allow` is not set.
+    """
+    warnings = []
+    base = runs[0]
+    for other in runs[1:]:
+        names = f"{base.name} and {other.name}"
+        different = _different(base.workload, other.workload)
+        serious = [name for name in different if name not in SIZE]
+        if serious and not allow:
+            told = "; ".join(
+                f"{n}: {base.workload.get(n)!r} and {other.workload.get(n)!r}" for n in serious[:3]
+            )
+            raise ConfigError(
+                f"{names} were given different workloads ({told}): their figures do not say which "
+                "server is faster. --allow-different compares them all the same"
+            )
+        if different:
+            warnings.append(f"{names} were given workloads that differ in {', '.join(different)}")
+        if base.load != other.load:
+            warnings.append(f"{names} were offered different loads")
+    return warnings
+
+
+def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
+
+
+def compare(
+    base: int, other: int, runs: Sequence[Run], told: Sequence[RunSummary], slo: Slo | None
+) -> Comparison:
+    """All figures that both runs have, other less base.
+
+    Args:
+        base / other: indices into runs and their summaries.
+    """
+    a, b = runs[base], runs[other]
+    intervals = _intervals(a, b, slo)
+    rows = []
+    for figure in FIGURES:
+        x, y = _look(told[base].metrics, figure.metric), _look(told[other].metrics, figure.metric)
+        if x is None and y is None:
+            continue
+        interval = intervals.get(figure.metric)
+        difference = y - x if x is not None and y is not None else None
+        rows.append(
+            Difference(
+                metric=figure.metric,
+                label=figure.label,
+                form=figure.form,
+                base=x,
+                other=y,
+                difference=difference,
+                relative=difference / x if difference is not None and x else None,
+                interval=interval,
+                verdict=_verdict(interval, figure.more_is_better),
+            )
+        )
+    return Comparison(base=base, other=other, rows=rows)
+
+
+def _look(metrics: Mapping[str, Any], path: str) -> float | None:
+    found: Any = metrics
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return None if found is None else float(found)
+
+
+def _verdict(interval: Interval | None, more_is_better: bool) -> str:
+    if interval is None or interval.low is None or interval.high is None:
+        return ""
+    if interval.low <= 0 <= interval.high:
+        return "no clear difference"
+    return "better" if (interval.low > 0) == more_is_better else "worse"
+
+
+def _intervals(a: Run, b: Run, slo: Slo | None) -> dict[str, Interval | None]:
+    """Of each difference, by metric."""
+    found: dict[str, Interval | None] = {}
+    mine, theirs = latencies(measured(a)), latencies(measured(b))
+    for kind in mine:
+        for percent in (50, 95, 99):
+            found[f"latency.{kind}.p{percent}"] = percentile_difference(
+                mine[kind], theirs[kind], percent
+            )
+    rates, other_rates = _window_rates(a), _window_rates(b)
+    for kind in rates:
+        found[f"throughput.{kind}"] = mean_difference(rates[kind], other_rates[kind])
+    if slo:
+        met, other_met = _outcomes(a, slo), _outcomes(b, slo)
+        for name in met:
+            found[f"attainment.{name}"] = share_difference(*met[name], *other_met[name])
+    return found
+
+
+def _outcomes(run: Run, slo: Slo) -> dict[str, tuple[float, float]]:
+    """Good and total samples that each objective's outcomes are worth."""
+    met = [meets(r, slo) for r in sorted(measured(run), key=lambda r: r.scheduled)]
+    found = {}
+    for name in meets(Record(index=0, scheduled=0, sent=0), slo):
+        outcomes = [m[name] for m in met]
+        worth = effective(outcomes)
+        found[name] = (worth * sum(outcomes) / max(1, len(outcomes)), worth)
+    return found
+
+
+def _window_rates(run: Run) -> dict[str, Samples]:
+    """Requests and output tokens per second in equal spans of the run: batch means, whose spread
+    says how far the run's own rate can be trusted."""
+    good = [r for r in measured(run) if r.status == "ok" and r.arrivals]
+    if not good:
+        return {"requests": np.array([]), "output": np.array([])}
+    edges = np.linspace(min(r.scheduled for r in good), max(r.end for r in good), WINDOWS + 1)
+    width = max(float(edges[1] - edges[0]), 1e-9)
+    ends = np.histogram([r.end for r in good], edges)[0] / width
+    times = np.concatenate([r.arrivals for r in good])
+    shares = np.concatenate(
+        [np.full(len(r.arrivals), output_tokens(r) / len(r.arrivals)) for r in good]
+    )
+    return {"requests": ends, "output": np.histogram(times, edges, weights=shares)[0] / width}

@@ -1,0 +1,280 @@
+"""The summary of runs as one versioned document: JSON whose schema follows from these classes.
+
+It holds every number that the page shows. Seconds, tokens, shares between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton import __version__
+from baton.bench.metrics import (
+    DEFINITIONS,
+    Slo,
+    by_group,
+    e2e,
+    measured,
+    meets,
+    metrics,
+    tpot,
+    ttft,
+)
+from baton.bench.record import Record, Run
+from baton.bench.slo.level import Goal
+from baton.bench.slo.loads import Point, Row, five, front, level_points
+from baton.bench.slo.search import Found
+from baton.bench.stats import Interval, effective, percentile_interval, wilson
+from baton.core.errors import BatonError
+
+#: raised by one when a field changes its meaning or goes away; new fields do not count
+SCHEMA = 1
+KIND = "baton bench summary"
+PERCENTILES = (50, 90, 95, 99)
+#: latencies of one value per request: neighbouring stream gaps are not independent samples
+PER_REQUEST = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+
+MORE_DEFINITIONS = {
+    "interval": "95% interval. Of a share: Wilson, for as many independent samples as the requests "
+    "are worth (neighbours in time share a queue). Of a percentile: between two order statistics; "
+    "an open end means that too few requests lie beyond it.",
+    "max_successful": "Highest load at which every request was answered and the server kept up.",
+    "peak": "Load with the most input and output tokens per second of all that were measured.",
+    "max_meeting": "Highest load below which, as far as measured, the share of sent requests that "
+    "meets the objective reaches the target.",
+    "saturated": "Requests in flight and TTFT both grow over an open loop run: the server falls "
+    "behind, and a longer run would miss any objective.",
+    "pareto": "Configurations and loads that no other beats in output tokens per second without a "
+    "higher latency.",
+}
+
+
+class RunSummary(msgspec.Struct, kw_only=True):
+    """One run.
+
+    metrics / groups: as `baton.bench.metrics` defines them, of all measured requests and by group.
+    intervals: of percentiles, by latency and percentile name.
+    attainment: interval of each share.
+    """
+
+    name: str
+    started: str
+    workload: dict[str, Any]
+    load: dict[str, Any]
+    server: dict[str, Any]
+    client: dict[str, Any]
+    invalid: list[str]
+    metrics: dict[str, Any]
+    groups: dict[str, dict[str, Any]]
+    intervals: dict[str, dict[str, Interval]]
+    attainment: dict[str, Interval]
+
+
+class SearchSummary(msgspec.Struct, kw_only=True):
+    """One search: what was found for a shape of requests on one configuration."""
+
+    config: str
+    shape: str
+    unit: str
+    capacity: float | None
+    five: list[Row]
+    found: Found
+
+
+class Difference(msgspec.Struct, kw_only=True):
+    """One figure of two runs: other less base.
+
+    metric: its place in a run's summary. form: how its values are written.
+    relative: difference / base; None where base is 0.
+    verdict: "better" or "worse" where the interval excludes 0, else "no clear difference"; ""
+        without an interval.
+    """
+
+    metric: str
+    label: str
+    form: str
+    base: float | None
+    other: float | None
+    difference: float | None
+    relative: float | None
+    interval: Interval | None
+    verdict: str
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """Two runs side by side: indices into `runs`."""
+
+    base: int
+    other: int
+    rows: list[Difference]
+
+
+class Document(msgspec.Struct, kw_only=True):
+    """Everything that a report shows."""
+
+    schema: int = SCHEMA
+    kind: str = KIND
+    made: str
+    version: str
+    title: str
+    goal: Goal | None
+    runs: list[RunSummary]
+    searches: list[SearchSummary] = []
+    pareto: dict[str, list[Point]] = {}
+    comparisons: list[Comparison] = []
+    warnings: list[str] = []
+    definitions: dict[str, str] = {}
+
+
+class DocumentError(BatonError):
+    """A summary file is not what it should be; names the file."""
+
+
+def summarize(run: Run, slo: Slo | None, name: str = "") -> RunSummary:
+    """One run's part of the document."""
+    records = sorted(measured(run), key=lambda r: r.scheduled)
+    return RunSummary(
+        name=name or run.name,
+        started=run.started,
+        workload=run.workload,
+        load=msgspec.to_builtins(run.load),
+        server=run.server,
+        client=run.client,
+        invalid=run.invalid,
+        metrics=metrics(run, slo),
+        groups=groups if len(groups := by_group(run, slo)) > 1 else {},
+        intervals={
+            kind: {f"p{p}": percentile_interval(values, p) for p in PERCENTILES}
+            for kind, values in latencies(records).items()
+            if values
+        },
+        attainment=_attainment(records, slo) if slo else {},
+    )
+
+
+def latencies(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Seconds of answered requests, by latency."""
+    good = [r for r in records if r.status == "ok"]
+    return {
+        kind: [value for r in good if (value := measure(r)) is not None]
+        for kind, measure in PER_REQUEST.items()
+    }
+
+
+def _attainment(records: Sequence[Record], slo: Slo) -> dict[str, Interval]:
+    met = [meets(r, slo) for r in records]
+    found = {}
+    for name in met[0] if met else ():
+        outcomes = [m[name] for m in met]
+        worth = effective(outcomes)
+        found[name] = wilson(sum(outcomes) / len(outcomes) * worth, worth)
+    return found
+
+
+def search_summary(found: Found, config: str, shape: str) -> SearchSummary:
+    """A search's part of the document."""
+    return SearchSummary(
+        config=config,
+        shape=shape,
+        unit=found.plan.unit,
+        capacity=found.capacity,
+        five=five(found),
+        found=found,
+    )
+
+
+def document(
+    title: str,
+    runs: Sequence[RunSummary],
+    goal: Goal | None = None,
+    searches: Sequence[SearchSummary] = (),
+    comparisons: Sequence[Comparison] = (),
+    warnings: Sequence[str] = (),
+) -> Document:
+    """Put the parts together."""
+    used = {**DEFINITIONS, **MORE_DEFINITIONS}
+    return Document(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=__version__,
+        title=title,
+        goal=goal,
+        runs=list(runs),
+        searches=list(searches),
+        pareto=pareto(runs, searches),
+        comparisons=list(comparisons),
+        warnings=list(warnings),
+        definitions=used,
+    )
+
+
+def pareto(runs: Sequence[RunSummary], searches: Sequence[SearchSummary]) -> dict[str, list[Point]]:
+    """Output tokens per second against p95 TTFT and p95 TPOT: of every level searched, and of runs
+    outside of searches. Empty where fewer than two points are to be compared."""
+    fronts = {}
+    for latency in ("ttft", "tpot"):
+        points = [
+            point
+            for s in searches
+            for point in level_points(_label(s, searches), s.unit, s.found.levels, latency)
+        ]
+        for run in runs if not searches else ():
+            cost = run.metrics["latency"][latency]["p95"]
+            gain = run.metrics["throughput"]["output"]
+            if cost is not None and gain is not None:
+                points.append(
+                    Point(config=run.name, load=load_text(run.load), gain=gain, cost=cost)
+                )
+        if len(points) > 1:
+            fronts[latency] = front(points)
+    return fronts
+
+
+def _label(search: SearchSummary, searches: Sequence[SearchSummary]) -> str:
+    shapes = {s.shape for s in searches}
+    return search.config if len(shapes) == 1 else f"{search.config}, {search.shape}"
+
+
+def load_text(load: Mapping[str, Any]) -> str:
+    """A load in words: "2.5 requests/s"."""
+    if load.get("kind") == "closed":
+        return f"{load.get('concurrency', 0)} in flight"
+    if load.get("rate") is not None:
+        return f"{load['rate']:g} requests/s"
+    return "as the trace says"
+
+
+def to_json(made: Document) -> bytes:
+    """The document as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+
+
+def read_document(path: Path) -> Document:
+    """A document from its file.
+
+    Raises:
+        DocumentError: it cannot be read, is something else, or of a newer schema.
+    """
+    try:
+        content = path.read_bytes()
+        about = msgspec.json.decode(content)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DocumentError(f"{path}: cannot be read as a summary: {error}") from None
+    if not isinstance(about, dict) or about.get("kind") != KIND:
+        raise DocumentError(f"{path}: not a summary: its 'kind' should be {KIND!r}")
+    if about.get("schema", 0) > SCHEMA:
+        raise DocumentError(
+            f"{path}: schema {about['schema']} is of a newer version; this one reads up to {SCHEMA}"
+        )
+    try:
+        return msgspec.json.decode(content, type=Document)
+    except msgspec.MsgspecError as error:
+        raise DocumentError(f"{path}: {error}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the document."""
+    return msgspec.json.schema(Document)

@@ -1,0 +1,382 @@
+"""The sections of a report, from the document and its runs' records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+
+from baton.bench.record import Run
+from baton.bench.report import figures
+from baton.bench.report.document import Document, RunSummary, SearchSummary, load_text
+from baton.bench.report.forms import DIFFERENCE, NONE, show
+from baton.bench.report.words import Numbers, facts, paragraph, pointer, table
+from baton.bench.slo.level import ALL, Goal
+
+LATENCY = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL by chunk",
+    "itl_token": "ITL by token",
+    "e2e": "E2E",
+    "queue": "Client queue",
+}
+COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+RATES = {
+    "requests": "requests/s",
+    "input": "input tokens/s",
+    "computed_input": "computed input tokens/s",
+    "output": "output tokens/s",
+    "total": "total tokens/s",
+}
+HITS = {
+    "token": "by token",
+    "block": "by block",
+    "request": "by request",
+    "mean_request": "mean of requests",
+    "ideal": "endless cache",
+}
+STATES = {
+    "above": "It is met at every load offered.",
+    "below": "It fails at every load offered.",
+    "open": "The search ended before the boundary was closed.",
+}
+
+
+def goal_text(goal: Goal) -> str:
+    """The objectives in words: "TTFT ≤ 4 s and TPOT ≤ 50 ms for 95% of sent requests"."""
+    limits = [f"{n.upper()} ≤ {show(getattr(goal.slo, n), 'tick')}" for n in goal.objectives]
+    # an objective is not torn apart at the end of a line
+    words = " and ".join(limit.replace(" ", "\u00a0") for limit in limits)
+    return f"{words} for {goal.attainment * 100:g}% of sent requests"
+
+
+def titled(run: RunSummary) -> str:
+    """A run's name and its load, unless the name has it."""
+    load = load_text(run.load)
+    return run.name if load in run.name else f"{run.name}, {load}"
+
+
+def answers(made: Document, write: Numbers) -> str:
+    """What was found, first."""
+    parts = [_search_answer(s, i, write) for i, s in enumerate(made.searches)]
+    if not made.searches and made.goal is not None:
+        parts += [_run_answer(made, i, write) for i in range(len(made.runs))]
+    return "".join(parts)
+
+
+def _search_answer(search: SearchSummary, i: int, write: Numbers) -> str:
+    found, path = search.found, f"/searches/{i}"
+    line, goal = found.edges[ALL], goal_text(found.goal)
+    where = f"{path}/found/edges/{ALL}"
+    head = f'<p class="of">{escape(search.config)}, {escape(search.shape)}</p>'
+    if search.capacity is None:
+        head += f'<p class="big">No load offered</p><p>meets {goal}.</p>'
+    else:
+        head += (
+            f'<p class="big">{write.write(f"{path}/capacity", "load")} {search.unit}</p>'
+            f"<p>is the highest load found to meet {goal}.</p>"
+        )
+    said = []
+    if line.fails is not None:
+        said.append(f"It fails at {write.write(f'{where}/fails', 'load')}.")
+    if line.state in STATES:
+        said.append(STATES[line.state])
+    if line.sure_meets is not None and line.sure_fails is not None:
+        said.append(
+            f"Beyond doubt, the boundary lies between {write.write(f'{where}/sure_meets', 'load')} "
+            f"and {write.write(f'{where}/sure_fails', 'load')}."
+        )
+    said.append(
+        f"{write.write(f'{path}/found/runs', 'count')} runs of at most "
+        f"{write.write(f'{path}/found/most_runs', 'count')}."
+    )
+    notes = [line.cliff] if line.cliff else []
+    told = "".join(paragraph(_sentence(note), "warning") for note in [*notes, *found.notes])
+    kind = "" if search.capacity is not None else " missed"
+    return f'<div class="answer{kind}">{head}<p class="soft">{" ".join(said)}</p>{told}</div>'
+
+
+def _run_answer(made: Document, i: int, write: Numbers) -> str:
+    run, goal = made.runs[i], made.goal
+    share = run.metrics["attainment"]["all"]
+    if goal is None or share is None:
+        return ""
+    met = share >= goal.attainment
+    path = f"/runs/{i}"
+    word = "meets" if met else "misses"
+    return (
+        f'<div class="answer{"" if met else " missed"}">'
+        f'<p class="big">{write.write(f"{path}/metrics/attainment/all", "share")}</p>'
+        f"<p>of {write.write(f'{path}/metrics/requests/sent', 'count')} requests sent by "
+        f"{escape(run.name)} ({escape(load_text(run.load))}) met every objective: it {word} "
+        f"{goal_text(goal)}.</p></div>"
+    )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def five_loads(made: Document, write: Numbers) -> str:
+    """The five-load table and the two curves of each search."""
+    return "".join(_five(s, i, write) for i, s in enumerate(made.searches))
+
+
+def _five(search: SearchSummary, i: int, write: Numbers) -> str:
+    heads = [
+        "load",
+        search.unit,
+        "meets it",
+        "total tokens/s",
+        "output tokens/s",
+        "TTFT p95",
+        "TPOT p95",
+    ]
+    rows = []
+    for k, row in enumerate(search.five):
+        path = f"/searches/{i}/five/{k}"
+        mark = "≥ " if row.mark else ""
+        rows.append(
+            [
+                escape(row.label),
+                mark + write.write(f"{path}/load", "load"),
+                write.write(f"{path}/share", "share") + write.interval(f"{path}/interval", "share"),
+                write.write(f"{path}/total", "rate"),
+                write.write(f"{path}/output", "rate"),
+                write.write(f"{path}/ttft", "time"),
+                write.write(f"{path}/tpot", "time"),
+            ]
+        )
+    last = [len(rows) - 1]
+    plots = figures.attainment(search).html() + figures.throughput(search).html()
+    return (
+        f"<h3>{escape(search.config)}, {escape(search.shape)}</h3>"
+        f"{table(heads, rows, main=last)}"
+        f'<div class="plots">{plots}</div>{_levels(search, i, write)}'
+    )
+
+
+def _levels(search: SearchSummary, i: int, write: Numbers) -> str:
+    found = search.found
+    kinds = [*found.goal.objectives, ALL] if len(found.goal.objectives) > 1 else [ALL]
+    rows = []
+    for k, level in enumerate(found.levels):
+        sent = sum(trial.sent for trial in level.valid)
+        word = level.verdict(ALL, found.goal.attainment)
+        state = "invalid" if not level.valid else "behind" if level.saturated else word
+        shares = [show(level.share(kind), "share") for kind in kinds]
+        rows.append(
+            [
+                write.write(f"/searches/{i}/found/levels/{k}/load", "load"),
+                str(len(level.trials)),
+                show(sent, "count"),
+                *shares,
+                show(level.mean("total"), "rate"),
+                state,
+            ]
+        )
+    heads = [search.unit, "runs", "sent", *(k.upper() if k != ALL else ALL for k in kinds)]
+    what = (
+        "meets, fails: the interval of this load's own runs leaves no doubt; unclear: it includes "
+        "the target; behind: the server fell behind"
+    )
+    return (
+        f"<details><summary>All {len(rows)} loads measured</summary>"
+        f"{table([*heads, 'tokens/s', 'all objectives'], rows, caption=what)}</details>"
+    )
+
+
+def latency(made: Document, runs: Sequence[Run], write: Numbers) -> str:
+    """Distributions of all runs together, then a table for each."""
+    names = [run.name for run in made.runs]
+    plots = [figures.distribution(runs, names, kind, made.goal) for kind in figures.NAMES]
+    parts = [f'<div class="plots">{"".join(p.html() for p in plots if p is not None)}</div>']
+    few = False
+    for i, run in enumerate(made.runs):
+        rows = []
+        for kind, label in LATENCY.items():
+            spread = run.metrics["latency"][kind]
+            if spread["n"]:
+                rows.append([label, *(_percentile(i, kind, c, spread, write) for c in COLUMNS)])
+                few = few or bool(spread["too_few"])
+        title = f"{titled(run)}: answered requests"
+        parts.append(table(["", *COLUMNS], rows, caption=title))
+    if few:
+        parts.append(
+            paragraph(
+                "ᶠ n too small: fewer than ten samples lie beyond this percentile, so it says "
+                "little more than the maximum does.",
+                "soft",
+            )
+        )
+    return "".join(parts)
+
+
+def _percentile(i: int, kind: str, column: str, spread: dict[str, object], write: Numbers) -> str:
+    told = write.write(f"/runs/{i}/metrics/latency/{kind}/{column}", "time")
+    too_few = spread["too_few"]
+    if isinstance(too_few, list) and column in too_few:
+        told = f'<span class="few" title="n too small">{told}</span>'
+    return told + write.interval(f"/runs/{i}/intervals/{kind}/{column}", "time")
+
+
+def timelines(made: Document, runs: Sequence[Run]) -> str:
+    """Requests in flight and TTFT over time, for each run."""
+    parts = []
+    for i, (run, summary) in enumerate(zip(runs, made.runs, strict=True)):
+        plots = "".join(plot.html() for plot in figures.timeline(run, i, made.goal))
+        parts.append(f'<h3>{escape(titled(summary))}</h3><div class="plots wide">{plots}</div>')
+    return "".join(parts)
+
+
+def rates(made: Document, write: Numbers) -> str:
+    """Requests, tokens, hits, failures: a column for each run."""
+    heads = ["", *(run.name for run in made.runs)]
+    each = range(len(made.runs))
+
+    def rows(group: str, names: dict[str, str], form: str, ends: str = "") -> list[list[str]]:
+        told = []
+        for name, label in names.items():
+            cells = [write.write(f"/runs/{i}/metrics/{group}/{name}", form) for i in each]
+            if any(cell != NONE for cell in cells):
+                doubts = [
+                    write.interval(f"/runs/{i}/{ends}/{name}", form) if ends else "" for i in each
+                ]
+                told.append([label, *map(str.__add__, cells, doubts)])
+        return told
+
+    requests = {n: n for n in ("sent", "ok", "errors", "timeouts", "cancelled")}
+    met = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", ALL: "all objectives"}
+    good = {"requests": "good requests/s", "output_tokens": "good output tokens/s"}
+    busy = {"mean": "in flight, mean", "most": "in flight, most"}
+    parts = {
+        "Requests": rows("requests", requests, "count"),
+        "Share of sent requests within objectives": rows("attainment", met, "share", "attainment"),
+        "Throughput": rows("throughput", RATES, "rate")
+        + rows("per_device", _names(made, "per_device"), "rate")
+        + rows("goodput", good, "rate")
+        + rows("in_flight", busy, "rate"),
+        "Prefix cache hits": rows("hit", HITS, "share"),
+    }
+    lines = [line for title, told in parts.items() if told for line in ([title], *told)]
+    return table(heads, lines, kind="snug") + _failures(made)
+
+
+def _names(made: Document, group: str) -> dict[str, str]:
+    """Names of a group's figures that differ from run to run."""
+    return {
+        name: name.replace("_", " ") + " tokens/s, per device"
+        for run in made.runs
+        for name in run.metrics[group]
+    }
+
+
+def _failures(made: Document) -> str:
+    parts = []
+    for run in made.runs:
+        reasons = run.metrics["requests"]["failures"]
+        if reasons:
+            rows = [[escape(reason), str(count)] for reason, count in reasons.items()]
+            parts.append(table(["reason", "requests"], rows, caption=f"{run.name}: failures"))
+    return "".join(parts)
+
+
+def groups(made: Document, write: Numbers) -> str:
+    """Each group's share, latencies and rates, for runs that have groups."""
+    parts = []
+    heads = ["group", "sent", "meets all", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "hit"]
+    for i, run in enumerate(made.runs):
+        rows = []
+        for name in sorted(run.groups, key=_natural):
+            path = f"/runs/{i}/groups/{pointer(name)}"
+            rows.append(
+                [
+                    escape(name) or NONE,
+                    write.write(f"{path}/requests/sent", "count"),
+                    write.write(f"{path}/attainment/all", "share"),
+                    *(
+                        write.write(f"{path}/latency/{kind}/{p}", "time")
+                        for kind in ("ttft", "tpot")
+                        for p in ("p50", "p95")
+                    ),
+                    write.write(f"{path}/hit/token", "share"),
+                ]
+            )
+        if rows:
+            parts.append(table(heads, rows, caption=titled(run)))
+    return "".join(parts)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts 4K before 16K."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
+
+
+def differences(made: Document, write: Numbers) -> str:
+    """Each comparison as a table."""
+    parts = []
+    for i, pair in enumerate(made.comparisons):
+        base, other = made.runs[pair.base].name, made.runs[pair.other].name
+        rows = []
+        for k, row in enumerate(pair.rows):
+            path, form = f"/comparisons/{i}/rows/{k}", DIFFERENCE[row.form]
+            kind = {"better": "met", "worse": "missed-word"}.get(row.verdict, "soft")
+            rows.append(
+                [
+                    escape(row.label),
+                    write.write(f"{path}/base", row.form),
+                    write.write(f"{path}/other", row.form),
+                    write.write(f"{path}/difference", form)
+                    + write.interval(f"{path}/interval", form),
+                    write.write(f"{path}/relative", "percent"),
+                    f'<span class="{kind}">{row.verdict or "no interval"}</span>',
+                ]
+            )
+        heads = ["", base, other, "difference", "relative", f"{other} is"]
+        parts.append(table(heads, rows))
+    return "".join(parts)
+
+
+def setting(made: Document) -> str:
+    """What was measured, with what, a column for each run."""
+    return facts(
+        [
+            (
+                run.name,
+                {
+                    "started": moment(run.started),
+                    "load": load_text(run.load),
+                    "server": run.server,
+                    "workload": run.workload,
+                    "client": run.client,
+                },
+            )
+            for run in made.runs
+        ]
+    )
+
+
+def moment(text: str) -> str:
+    """An ISO time as people write it: "2030-01-02 03:04 UTC"."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def definitions(made: Document) -> str:
+    """What each figure is."""
+    items = "".join(
+        f"<div><dt>{escape(_defined(name))}</dt><dd>{escape(text)}</dd></div>"
+        for name, text in made.definitions.items()
+    )
+    return f"<dl>{items}</dl>"
+
+
+def _defined(name: str) -> str:
+    return (
+        LATENCY.get(name) or name.replace("hit_", "prefix_hit_by_").replace("_", " ").capitalize()
+    )
