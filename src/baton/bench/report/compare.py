@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from baton.bench.metrics import Slo, measured, meets, output_tokens
+from baton.bench.metrics import Slo, input_tokens, measured, meets, output_tokens
 from baton.bench.record import Record, Run
 from baton.bench.report.document import Comparison, Difference, RunSummary, latencies
 from baton.bench.stats import (
@@ -142,7 +142,7 @@ def _intervals(a: Run, b: Run, slo: Slo | None) -> dict[str, Interval | None]:
                 mine[kind], theirs[kind], percent
             )
     rates, other_rates = _window_rates(a), _window_rates(b)
-    for kind in rates:
+    for kind in rates.keys() & other_rates.keys():
         found[f"throughput.{kind}"] = mean_difference(rates[kind], other_rates[kind])
     if slo:
         met, other_met = _outcomes(a, slo), _outcomes(b, slo)
@@ -163,16 +163,20 @@ def _outcomes(run: Run, slo: Slo) -> dict[str, tuple[float, float]]:
 
 
 def _window_rates(run: Run) -> dict[str, Samples]:
-    """Requests and output tokens per second in equal spans of the run: batch means, whose spread
-    says how far the run's own rate can be trusted."""
+    """Requests and tokens per second in equal spans of the run: batch means, whose spread says how
+    far the run's own rate can be trusted. A prompt counts when its first token comes."""
     good = [r for r in measured(run) if r.status == "ok" and r.arrivals]
     if not good:
-        return {"requests": np.array([]), "output": np.array([])}
+        return {}
     edges = np.linspace(min(r.scheduled for r in good), max(r.end for r in good), WINDOWS + 1)
     width = max(float(edges[1] - edges[0]), 1e-9)
-    ends = np.histogram([r.end for r in good], edges)[0] / width
-    times = np.concatenate([r.arrivals for r in good])
-    shares = np.concatenate(
-        [np.full(len(r.arrivals), output_tokens(r) / len(r.arrivals)) for r in good]
-    )
-    return {"requests": ends, "output": np.histogram(times, edges, weights=shares)[0] / width}
+
+    def rate(times: Sequence[float], amounts: Sequence[float]) -> Samples:
+        counts: Samples = np.histogram(times, edges, weights=amounts)[0]
+        return counts / width
+
+    parts = [(at, output_tokens(r) / len(r.arrivals)) for r in good for at in r.arrivals]
+    output = rate([at for at, _ in parts], [share for _, share in parts])
+    prompts = rate([r.arrivals[0] for r in good], [float(input_tokens(r)) for r in good])
+    ends = rate([r.end for r in good], [1.0] * len(good))
+    return {"requests": ends, "output": output, "total": prompts + output}

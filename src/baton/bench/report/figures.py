@@ -30,14 +30,15 @@ def distribution(
     curves = [np.sort(latencies(measured(run))[kind]) for run in runs]
     if not any(len(curve) for curve in curves):
         return None
-    x = logarithmic([v for c in curves if len(c) for v in (c[0], c[-1])], "tick", most=4)
+    limit = getattr(goal.slo, kind) if goal else None
+    ends = [v for c in curves if len(c) for v in (c[0], c[-1])]
+    x = logarithmic(ends if limit is None else [*ends, limit], "tick", most=4)
     plot = Plot(
         f"{kind.upper()}, {NAMES[kind]}",
         x,
         shares(),
         y_name="share of sent requests at most so slow",
     )
-    limit = getattr(goal.slo, kind) if goal else None
     if goal is not None and limit is not None:
         plot.rule(x=limit, text=f"limit {show(limit, 'tick')}")
         plot.rule(y=goal.attainment, text=show(goal.attainment, "whole"))
@@ -143,7 +144,7 @@ def throughput(search: SearchSummary) -> Plot:
         y_name="tokens/s",
     )
     if search.capacity is not None:
-        plot.rule(x=search.capacity, text=f"{search.capacity:g} {search.unit}")
+        plot.rule(x=search.capacity)
     for i, (points, name) in enumerate(((totals, "input and output"), (outputs, "output"))):
         plot.line(points, i, name)
         plot.dots(points, i)

@@ -206,7 +206,7 @@ def latency(made: Document, runs: Sequence[Run], write: Numbers) -> str:
     if few:
         parts.append(
             paragraph(
-                "ᶠ n too small: fewer than ten samples lie beyond this percentile, so it says "
+                "ⁿ n too small: fewer than ten samples lie beyond this percentile, so it says "
                 "little more than the maximum does.",
                 "soft",
             )
@@ -334,7 +334,7 @@ def differences(made: Document, write: Numbers) -> str:
                     f'<span class="{kind}">{row.verdict or "no interval"}</span>',
                 ]
             )
-        heads = ["", base, other, "difference", "relative", f"{other} is"]
+        heads = ["", base, other, "difference", "relative", "verdict"]
         parts.append(table(heads, rows))
     return "".join(parts)
 
@@ -377,6 +377,5 @@ def definitions(made: Document) -> str:
 
 
 def _defined(name: str) -> str:
-    return (
-        LATENCY.get(name) or name.replace("hit_", "prefix_hit_by_").replace("_", " ").capitalize()
-    )
+    words = name.replace("hit_", "prefix_hit_by_").replace("_", " ")
+    return LATENCY.get(name) or words.capitalize()
