@@ -5,7 +5,7 @@ It holds every number that the page shows. Seconds, tokens, shares between 0 and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from baton.bench.metrics import (
     tpot,
     ttft,
 )
-from baton.bench.record import Record, Run
+from baton.bench.record import Load, Record, Run
 from baton.bench.slo.level import Goal
 from baton.bench.slo.loads import Point, Row, five, front, level_points
 from baton.bench.slo.search import Found
@@ -64,7 +64,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     name: str
     started: str
     workload: dict[str, Any]
-    load: dict[str, Any]
+    load: Load
     server: dict[str, Any]
     client: dict[str, Any]
     invalid: list[str]
@@ -75,10 +75,14 @@ class RunSummary(msgspec.Struct, kw_only=True):
 
 
 class SearchSummary(msgspec.Struct, kw_only=True):
-    """One search: what was found for a shape of requests on one configuration."""
+    """One search: what was found for a shape of requests on one configuration.
+
+    folder: of its runs, relative to that of this document.
+    """
 
     config: str
     shape: str
+    folder: str
     unit: str
     capacity: float | None
     five: list[Row]
@@ -141,7 +145,7 @@ def summarize(run: Run, slo: Slo | None, name: str = "") -> RunSummary:
         name=name or run.name,
         started=run.started,
         workload=run.workload,
-        load=msgspec.to_builtins(run.load),
+        load=run.load,
         server=run.server,
         client=run.client,
         invalid=run.invalid,
@@ -175,11 +179,12 @@ def _attainment(records: Sequence[Record], slo: Slo) -> dict[str, Interval]:
     return found
 
 
-def search_summary(found: Found, config: str, shape: str) -> SearchSummary:
+def search_summary(found: Found, config: str, shape: str, folder: str = ".") -> SearchSummary:
     """A search's part of the document."""
     return SearchSummary(
         config=config,
         shape=shape,
+        folder=folder,
         unit=found.plan.unit,
         capacity=found.capacity,
         five=five(found),
@@ -238,13 +243,11 @@ def _label(search: SearchSummary, searches: Sequence[SearchSummary]) -> str:
     return search.config if len(shapes) == 1 else f"{search.config}, {search.shape}"
 
 
-def load_text(load: Mapping[str, Any]) -> str:
+def load_text(load: Load) -> str:
     """A load in words: "2.5 requests/s"."""
-    if load.get("kind") == "closed":
-        return f"{load.get('concurrency', 0)} in flight"
-    if load.get("rate") is not None:
-        return f"{load['rate']:g} requests/s"
-    return "as the trace says"
+    if load.kind == "closed":
+        return f"{load.concurrency} in flight"
+    return "as the trace says" if load.rate is None else f"{load.rate:g} requests/s"
 
 
 def to_json(made: Document) -> bytes:

@@ -11,7 +11,7 @@ NONE = "–"
 
 def three(value: float) -> str:
     """Three significant digits, thousands apart, without an exponent."""
-    size = abs(value)
+    size = abs(float(f"{value:.3g}"))  # 99.96 is written like 100
     if size >= 1000:
         return f"{value:,.0f}"
     for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3)):
@@ -23,7 +23,7 @@ def three(value: float) -> str:
 def _time(seconds: float) -> str:
     if 0 < abs(seconds) < 1e-4:
         return f"{three(seconds * 1e6)} µs"
-    return f"{three(seconds)} s" if abs(seconds) >= 1 else f"{three(seconds * 1e3)} ms"
+    return f"{three(seconds)} s" if abs(seconds) >= 0.9995 else f"{three(seconds * 1e3)} ms"
 
 
 def _short_time(seconds: float) -> str:

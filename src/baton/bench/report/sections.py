@@ -326,16 +326,16 @@ def differences(made: Document, write: Numbers) -> str:
             rows.append(
                 [
                     escape(row.label),
-                    write.write(f"{path}/base", row.form),
-                    write.write(f"{path}/other", row.form),
                     write.write(f"{path}/difference", form)
                     + write.interval(f"{path}/interval", form),
                     write.write(f"{path}/relative", "percent"),
                     f'<span class="{kind}">{row.verdict or "no interval"}</span>',
+                    write.write(f"{path}/other", row.form),
+                    write.write(f"{path}/base", row.form),
                 ]
             )
-        heads = ["", base, other, "difference", "relative", "verdict"]
-        parts.append(table(heads, rows))
+        heads = ["", "difference", "relative", "verdict", other, base]
+        parts.append(f"<h3>{escape(other)}, less {escape(base)}</h3>{table(heads, rows)}")
     return "".join(parts)
 
 

@@ -113,8 +113,11 @@ class Level(msgspec.Struct, kw_only=True):
         return sum(t.met[criterion] for t in self.valid) / sent if sent else 0.0
 
     def weight(self, criterion: str) -> float:
-        """Independent samples of the criterion."""
-        return sum(t.worth[criterion] for t in self.valid)
+        """Independent samples of the criterion: requests sent over how many of them, on average,
+        count as one. A short run that met a quiet moment does not outweigh a long one."""
+        sent = sum(t.sent for t in self.valid)
+        as_one = sum(t.sent**2 / t.worth[criterion] for t in self.valid)
+        return sent**2 / as_one if as_one else 0.0
 
     def interval(self, criterion: str) -> Interval:
         """Wilson interval of the share, for as many samples as the outcomes are worth."""
