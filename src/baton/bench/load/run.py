@@ -41,30 +41,35 @@ def run_load(
     out: Path | None = None,
     workers: int | None = None,
     seed: int = 0,
+    pools: dict[str, int] | None = None,
     on_records: OnRecords = lambda _: None,
+    on_in_flight: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Offer `workload` to `target` as `load` says and return what came of it.
 
-    Only a server that cannot be reached at the start, or options that make no sense, raise; all
-    that goes wrong with requests is in the records, and what makes the figures worthless is in
-    `run.invalid`, one sentence each.
+    Runs one after another on the same server need a `target.seed` each: equal prompts would be
+    answered from its prefix cache. Only a server that cannot be reached at the start, or options
+    that make no sense, raise; all that goes wrong with requests is in the records, and what makes
+    the figures worthless is in `run.invalid`, one sentence each.
 
     Args:
         name: of the run, for the reader.
         out: JSON lines file, written as requests end.
         workers: processes that send; chosen from the load when None.
         seed: of the arrival times.
+        pools: devices that serve, as {"prefill": 4, "decode": 2} or {"all": 8}.
         on_records: called with new records a few times a second, for progress.
+        on_in_flight: called as often with the number of requests on the way.
         stop: asked a few times a second; True ends the run early, and what is due by then becomes
             "cancelled".
 
     Raises:
         ServerError: no server answers, or it serves no model.
-        ConfigError: the load does not fit the workload.
+        ConfigError: the load does not fit the workload, or a request the server.
     """
     units = plan_units(workload.jobs, load, seed)
-    served = ask_server(target)
+    served = ask_server(target) | ({"pools": pools} if pools else {})
     run = Run(
         name=name,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,7 +78,8 @@ def run_load(
         server=served,
         client=_client(),
     )
-    team = Team(_workers(workers, load, len(units)))
+    _check_fit(workload, served.get("max_model_len"))
+    team = Team(_workers(workers, load, len(units)), on_in_flight)
     run.client["workers"] = team.size
     writer = RunWriter(out, run) if out is not None else None
     collected = _Collector(run, writer, on_records)
@@ -193,6 +199,16 @@ def _phase(
             slots = load.concurrency // size + (k < load.concurrency % size)
         shares.append(Share(target, model, units[k::size], slots, phase))
     return team.work(shares, collected, stop)
+
+
+def _check_fit(workload: Workload, limit: int | None) -> None:
+    """Say now what the server would say of every such request."""
+    longest = max(workload.jobs, key=lambda job: job.length + job.max_tokens)
+    if limit is not None and longest.length + longest.max_tokens > limit:
+        raise ConfigError(
+            f"a request of {longest.length} prompt and {longest.max_tokens} output tokens does not "
+            f"fit the server's {limit}: leave out such lengths, or cut a trace with --max-len"
+        )
 
 
 def _workers(wanted: int | None, load: Load, units: int) -> int:

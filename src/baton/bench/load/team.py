@@ -25,10 +25,13 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class Team:
-    """`size` processes. Use it as a context manager."""
+    """`size` processes. Use it as a context manager. `on_in_flight` is told how many requests are
+    on the way, a few times a second."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, on_in_flight: Callable[[int], None] = lambda _: None) -> None:
         self.size = size
+        self._on_in_flight = on_in_flight
+        self._in_flight: dict[Connection, int] = {}
         #: what to tell of workers that died
         self.lost: list[str] = []
         self._pipes: list[Connection] = []
@@ -116,7 +119,7 @@ class Team:
         open_ends: dict[Connection, multiprocessing.process.BaseProcess],
         on_lines: OnLines,
     ) -> object:
-        """One message: records are handed on, others returned; None when the worker has died."""
+        """One message, records and counts handed on; None when the worker has died."""
         try:
             message: object = pipe.recv()
         except (EOFError, OSError):
@@ -127,7 +130,9 @@ class Team:
                 "missing"
             )
             return None
-        if isinstance(message, bytes):
+        if isinstance(message, int):
+            self._in_flight[pipe] = message
+            self._on_in_flight(sum(self._in_flight.values()))
+        elif isinstance(message, bytes):
             on_lines(message, [_decode(line) for line in message.splitlines()])
-            return None
         return message

@@ -64,8 +64,8 @@ class Finished:
 
 
 def main(pipe: Pipe) -> None:
-    """Run shares until the parent sends None: `Share`, "ready" back, the start time, batches of
-    JSON lines back, `Finished` back."""
+    """Run shares until the parent sends None: `Share`, "ready" back, the start time, then JSON
+    lines of records and counts of requests in flight back, and `Finished`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _raise_file_limit()
     gc.collect()
@@ -135,6 +135,7 @@ class Sender:
         return Finished(self._ticks, self._sends)
 
     def _report(self, pipe: Pipe) -> None:
+        pipe.send(len(self._in_flight))
         if self._lines:
             pipe.send(b"".join(self._lines))
             self._lines = []
@@ -155,23 +156,21 @@ class Sender:
         free = asyncio.Semaphore(self._share.slots or sys.maxsize)
         left: Iterator[Unit] = iter(self._share.units)
         made: deque[tuple[Unit, bytes]] = deque()
-        size = 0
+        size, unit = 0, None
         async with asyncio.TaskGroup() as group:
             while True:
-                unit = next(left, None) if size < AHEAD else None
-                if unit is not None:
+                if made and (made[0][0].at or 0.0) <= self._now():
+                    unit, body = made.popleft()
+                    size -= len(body)
+                    group.create_task(self._unit(unit, body, unit.at or 0.0, free))
+                elif size < AHEAD and (unit := next(left, None)) is not None:
                     made.append((unit, self._body(unit.jobs[0][1])))
                     size += len(made[-1][1])
-                    if (made[0][0].at or 0.0) > self._now():
-                        await asyncio.sleep(0)  # let answers in between two bodies
-                        continue
-                if not made:
+                elif made:
+                    await self._until(made[0][0].at or 0.0)
+                else:
                     return
-                unit, body = made.popleft()
-                size -= len(body)
-                at = unit.at or 0.0
-                await self._until(at)
-                group.create_task(self._unit(unit, body, at, free))
+                await asyncio.sleep(0)  # the new task begins, answers are read between bodies
 
     async def _closed(self) -> None:
         """As many units at once as there are slots."""
