@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from baton.cli import bench, chat, doctor, generate, models, replay, serve
+from baton.cli import bench, chat, doctor, generate, models, serve
 from baton.cli.show import errors, out, version
 from baton.core import env
 from baton.core.errors import BatonError, ConfigError, RequestError
@@ -30,7 +30,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (serve, generate, chat, models, doctor, bench, replay):
+    for module in (serve, generate, chat, models, doctor, bench):
         module.register(app)
     app.command("version")(_version)
     return app

@@ -49,8 +49,8 @@ class Workload:
 
     about: its name and every parameter, enough to make it again; goes into the run.
     before: phases that run to their end, one after the other, before anything is measured: "warm"
-        brings the server up to speed, "prime" fills its prefix cache. Each has its own jobs,
-        sent `concurrency` at a time.
+        brings the server up to speed, "prime" fills its prefix cache.
+    before_concurrency: their requests in flight.
     reset: whether to ask the server to empty its prefix cache between warm-up and prime.
     expected_hit: share of prompt tokens that must come from the prefix cache, for each group; a
         run that misses one by more than 2 points is invalid.
@@ -59,5 +59,6 @@ class Workload:
     jobs: Sequence[Job]
     about: dict[str, Any]
     before: tuple[tuple[Phase, Sequence[Job]], ...] = ()
+    before_concurrency: int = 1
     reset: bool = False
     expected_hit: dict[str, float] = field(default_factory=dict)
