@@ -46,7 +46,7 @@ def miss(found: Found, truth: float = CAPACITY) -> float:
 
 def found_with(name: str, seeds: range, **changes: float | str) -> list[Found]:
     return [
-        search(planted(CURVES[name], requests=600, seed=seed, **changes), GOAL, ONE)
+        search(planted(CURVES[name], requests=300, seed=seed, **changes), GOAL, ONE)
         for seed in seeds
     ]
 
@@ -81,17 +81,17 @@ def test_capacity_of_a_real_queue() -> None:
 
 
 def test_a_cliff_is_named_and_a_slope_is_not() -> None:
-    steep = search(planted(CURVES["cliff"], requests=600), GOAL, ONE).edges["all"]
+    steep = search(planted(CURVES["cliff"], requests=300), GOAL, ONE).edges["all"]
     assert steep.cliff is not None
     assert "of requests meet it at" in steep.cliff
-    gentle = search(planted(CURVES["gentle"], requests=600), GOAL, ONE).edges["all"]
+    gentle = search(planted(CURVES["gentle"], requests=300), GOAL, ONE).edges["all"]
     assert gentle.cliff is None
 
 
 def test_the_doubt_of_an_answer_is_given_and_holds_the_truth() -> None:
     held = 0
     for seed in range(10):
-        line = search(planted(CURVES["gentle"], requests=600, seed=seed), GOAL, ONE).edges["all"]
+        line = search(planted(CURVES["gentle"], requests=300, seed=seed), GOAL, ONE).edges["all"]
         assert line.sure_meets is not None
         held += line.sure_meets <= CAPACITY <= (line.sure_fails or math.inf)
     assert held >= 9
@@ -151,8 +151,8 @@ def test_a_curve_that_rises_again_is_told_and_the_lower_edge_given() -> None:
 
 
 def test_a_noisy_early_verdict_is_taken_back() -> None:
-    steady = planted(CURVES["steep"], requests=600)
-    unlucky = planted(lambda x: 0.94, requests=600)
+    steady = planted(CURVES["steep"], requests=300)
+    unlucky = planted(lambda x: 0.94, requests=300)
 
     def measure(load: Load, replicate: int, stretch: int) -> Run:
         first_at_four = value(load) == 4 and replicate == 0
@@ -178,7 +178,7 @@ def test_a_client_that_cannot_keep_up_limits_the_search() -> None:
 
 def test_saturation_needs_both_slopes() -> None:
     def records(rate: float, seed: int = 0) -> Run:
-        return queue(4, 1.0, requests=600, seed=seed)(Load(rate=rate), 0, 1)
+        return queue(4, 1.0, requests=300, seed=seed)(Load(rate=rate), 0, 1)
 
     assert "in flight grows" in (saturated(records(8.0).records) or "")
     assert not any(saturated(records(2.0, seed).records) for seed in range(20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -158,6 +159,29 @@ def tokens(flag: str, text: str) -> int:
 def token_list(flag: str, text: str) -> list[int]:
     """Token counts separated by commas."""
     return [tokens(flag, part.strip()) for part in text.split(",")]
+
+
+def positive_fraction(flag: str, text: str) -> Fraction:
+    """A number above 0 from `0.5` or `1/64`."""
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{flag} {text!r}: write a number or a fraction such as 1/64") from None
+    if value <= 0:
+        raise ConfigError(f"{flag} must be greater than 0, got {text}")
+    return value
+
+
+def length_buckets(text: str) -> dict[int, float]:
+    """Weights by prompt length from `1K:4,4K:2`."""
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        length, _, weight = part.partition(":")
+        try:
+            found[tokens("--buckets", length)] = float(weight or 1)
+        except ValueError:
+            raise ConfigError(f"--buckets {part!r}: write LENGTH:WEIGHT, as 4K:25") from None
+    return found
 
 
 def flags(*, load: bool = True) -> list[list[inspect.Parameter]]:

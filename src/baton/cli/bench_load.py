@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,8 @@ from baton.cli.bench_flags import (
     LoadFlags,
     ServerFlags,
     flags,
+    length_buckets,
+    positive_fraction,
     run_points,
     token_list,
     tokens,
@@ -145,7 +146,7 @@ def _mixed(
     from baton.bench.workload.shapes import BUCKETS, Point, mixed
     from baton.bench.workload.shapes import control as same_total
 
-    weights = BUCKETS if buckets is None else _buckets(buckets)
+    weights = BUCKETS if buckets is None else length_buckets(buckets)
     load = section_of(LoadFlags, values).load(RATE)
     seed = section_of(ServerFlags, values).seed
     workload = mixed(weights, tokens("--osl", osl), requests, seed, osl_spread)
@@ -252,11 +253,13 @@ def _replay(
 
     server = section_of(ServerFlags, values)
     jobs = _trace(trace, requests, server.seed)
-    length = _fraction("--length-scale", length_scale)
+    length = positive_fraction("--length-scale", length_scale)
     scales = Scales(
         time=time_scale,
         length=length,
-        output=length if output_scale is None else _fraction("--output-scale", output_scale),
+        output=length
+        if output_scale is None
+        else positive_fraction("--output-scale", output_scale),
         loops=loops,
         max_tokens=ask_server(server.target()).get("max_model_len")
         if max_len is None
@@ -328,24 +331,3 @@ def _synth(
         raise ConfigError(f"--traffic {traffic!r}: expected one of {', '.join(TRAFFIC)}")
     write_trace(file, synthesize(requests, seed, TRAFFIC[traffic]))
     errors.print(f"{requests} requests written to {file}", style="dim", markup=False)
-
-
-def _fraction(flag: str, text: str) -> Fraction:
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{flag} {text!r}: write a number or a fraction such as 1/64") from None
-    if value <= 0:
-        raise ConfigError(f"{flag} must be greater than 0, got {text}")
-    return value
-
-
-def _buckets(text: str) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for part in text.split(","):
-        length, _, weight = part.partition(":")
-        try:
-            found[tokens("--buckets", length)] = float(weight or 1)
-        except ValueError:
-            raise ConfigError(f"--buckets {part!r}: write LENGTH:WEIGHT, as 4K:25") from None
-    return found

@@ -72,7 +72,9 @@ def _search_answer(search: SearchSummary, i: int, write: Numbers) -> str:
     where = f"{path}/found/edges/{ALL}"
     head = f'<p class="of">{escape(search.config)}, {escape(search.shape)}</p>'
     if search.capacity is None:
-        head += f'<p class="big">No load offered</p><p>meets {goal}.</p>'
+        known = any(level.valid for level in found.levels)
+        what = "No load offered" if known else "No valid measurement"
+        head += f'<p class="big">{what}</p><p>meets {goal}.</p>'
     else:
         head += (
             f'<p class="big">{write.write(f"{path}/capacity", "load")} {search.unit}</p>'

@@ -34,7 +34,7 @@ Measure = Callable[[Load, int, int], Run]
 Watch = Callable[[Level, Trial, int], None]
 
 #: a queue needs many times a request's duration to fill as far as it will
-LONG_ENOUGH = 20
+LONG_ENOUGH = 50
 #: throughput must rise by more than this to be worth a higher load
 MORE = 0.02
 #: loads beside the peak are at most this ratio away from it in the end
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     highest: float = 1e6
     tolerance: float = 0.04
     replicates: int = 3
-    stretch: int = 3
+    stretch: int = 5
     most_runs: int = 60
     table: bool = True
     burstiness: float = 1.0
