@@ -114,9 +114,9 @@ def test_replay_scales_time_loops_and_cuts() -> None:
     twice = replay(jobs, Scales(loops=2), "t").jobs
     assert [j.at for j in twice] == [0, 2, 4, 6]
     assert [j.shared for j in twice] == [0, 511, 0, 511]  # the second loop has its own prompts
-    for bad in (Scales(time=-1), Scales(length=Fraction(0)), Scales(loops=0), Scales(max_tokens=1)):
+    for bad in ({"time": -1}, {"length": Fraction(0)}, {"loops": 0}, {"max_tokens": 1}):
         with pytest.raises(WorkloadError):
-            replay(jobs, bad, "t")
+            Scales(**bad)
 
 
 def test_mixed_and_its_control_have_the_same_totals() -> None:
