@@ -53,7 +53,12 @@ def _ms(spread: Mapping[str, Any], name: str) -> str:
     if value is None:
         return "-"
     # a percentile with too few samples beyond it is marked
-    return f"{value * 1000:,.1f}{'?' if name in spread['too_few'] else ''}"
+    return f"{_number(value * 1000)}{'?' if name in spread['too_few'] else ''}"
+
+
+def _number(value: float) -> str:
+    """Four digits or more, in little room."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
 def _totals(run: Run, found: Metrics) -> list[tuple[str, str]]:
@@ -154,8 +159,8 @@ def _cells(found: Metrics) -> list[str]:
     return [
         f"{requests['ok']}/{requests['sent']}",
         f"{rates['requests']:.2f}",
-        f"{rates['input']:,.0f}",
-        f"{rates['output']:,.0f}",
+        _number(rates["input"]),
+        _number(rates["output"]),
         *(_ms(latency[name], p) for name in ("ttft", "tpot") for p in ("p50", "p99")),
         "-" if hit is None else f"{hit:.1%}",
     ]
