@@ -110,16 +110,19 @@ def steady_window(run: Run, share: float = 0.9) -> tuple[float, float] | None:
 def metrics(run: Run, slo: Slo | None = None, window: tuple[float, float] | None = None) -> Metrics:
     """All numbers of the measured records; the module says which. Percentiles need no minimum of
     records here, and a run without any has counts of 0 and None elsewhere."""
-    return _numbers(measured(run, window), run, slo)
+    records = measured(run, window)
+    return _numbers(records, run, slo, _seconds(records))
 
 
 def by_group(run: Run, slo: Slo | None = None) -> dict[str, Metrics]:
-    """The numbers of each group's records, in order of first appearance. Rates are over the
-    group's own seconds."""
-    groups: dict[str, list[Record]] = {}
-    for record in measured(run):
+    """The numbers of each group's records, in the order of the workload's "groups", else of first
+    appearance. Groups share one stream, so their rates are over the seconds of all and add up."""
+    groups: dict[str, list[Record]] = {name: [] for name in run.workload.get("groups", ())}
+    records = measured(run)
+    for record in records:
         groups.setdefault(record.group, []).append(record)
-    return {name: _numbers(records, run, slo) for name, records in groups.items()}
+    seconds = _seconds(records)
+    return {name: _numbers(own, run, slo, seconds) for name, own in groups.items() if own}
 
 
 def ttft(record: Record) -> float | None:
@@ -188,9 +191,8 @@ def spread(values: Iterable[float]) -> Spread:
     }
 
 
-def _numbers(records: Sequence[Record], run: Run, slo: Slo | None) -> Metrics:
+def _numbers(records: Sequence[Record], run: Run, slo: Slo | None, seconds: float) -> Metrics:
     good = [r for r in records if r.status == "ok"]
-    seconds = _seconds(records)
     tokens = _tokens(good)
     throughput = _throughput(len(good), tokens, seconds)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -152,22 +153,26 @@ class Served:
 
 
 async def served_model(client: httpx.AsyncClient, base: str, wanted: str | None = None) -> Served:
-    """The model of that name as the server lists it; the first one without a name.
+    """The model of that name as the server lists it, or only its name where it does not: some
+    servers load on demand what they do not list. Without a name, the first model.
 
     Raises:
-        ServerError: no server there, or it serves nothing of that name.
+        ServerError: no server there, or it lists nothing and no name was given.
     """
     try:
         response = await client.get(f"{base}/models")
-        await check(response)
-        cards = {str(card["id"]): card for card in response.json()["data"]}
-        name = next(iter(cards)) if wanted is None else wanted
     except httpx.HTTPError as error:
         raise ServerError(f"no server answers at {base}: {explain(error)}") from None
     except httpx.InvalidURL as error:
         raise ServerError(f"{base} is not a URL: {error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        raise ServerError(f"{base}/models does not list a model") from None
-    # some servers load on demand what they do not list
+    cards: dict[str, Any] = {}
+    if response.is_success:
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            cards = {str(card["id"]): dict(card) for card in response.json()["data"]}
+    if wanted is None:
+        await check(response)
+        if not cards:
+            raise ServerError(f"{base}/models does not list a model")
+    name = next(iter(cards)) if wanted is None else wanted
     card = cards.get(name, {})
     return Served(name, card.get("max_model_len"), card.get("fingerprint"))

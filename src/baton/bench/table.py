@@ -31,7 +31,8 @@ def run_table(run: Run, found: Metrics, title: str) -> RenderableType:
     totals = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for label, value in _totals(run, found):
         totals.add_row(label, value)
-    parts: list[RenderableType] = [_latencies(found, title), totals]
+    head = _latencies(found, title) if found["requests"]["ok"] else Text(title, style="bold")
+    parts: list[RenderableType] = [head, totals]
     return Group(*parts, *failures(found), *problems(run))
 
 
@@ -52,7 +53,12 @@ def _ms(spread: Mapping[str, Any], name: str) -> str:
     if value is None:
         return "-"
     # a percentile with too few samples beyond it is marked
-    return f"{value * 1000:,.1f}{'?' if name in spread['too_few'] else ''}"
+    return f"{_number(value * 1000)}{'?' if name in spread['too_few'] else ''}"
+
+
+def _number(value: float) -> str:
+    """Four digits or more, in little room."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
 
 
 def _totals(run: Run, found: Metrics) -> list[tuple[str, str]]:
@@ -109,11 +115,11 @@ def _lag(run: Run) -> str:
     if not lag:
         return "not known"
     shown = [
-        f"{label} {lag[name]['p99'] * 1000:.1f} ms"
+        f"{label} {lag[name]['p95'] * 1000:.1f} ms"
         for name, label in (("send", "sends"), ("loop", "event loop"))
-        if lag[name]["p99"] is not None
+        if lag[name]["p95"] is not None
     ]
-    return f"{', '.join(shown)} at p99"
+    return f"{', '.join(shown)} at p95" if shown else "not known"
 
 
 def failures(found: Metrics) -> list[Text]:
@@ -136,12 +142,14 @@ def problems(run: Run) -> list[Text]:
 def rows_table(rows: Mapping[str, Metrics], title: str, head: str) -> Table:
     """One line for each of several runs or groups."""
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column(head, overflow="fold")
-    heads = ("ok", "failed", "req/s", "in/s", "out/s", "TTFT p50", "p99", "TPOT p50", "p99", "hit")
-    for name in heads:
+    table.add_column(head, no_wrap=True, overflow="ellipsis")
+    hits = any(found["hit"]["token"] is not None for found in rows.values())
+    heads = ("ok/sent", "req/s", "in/s", "out/s", "TTFT p50", "p99", "TPOT p50", "p99")
+    for name in (*heads, "hit") if hits else heads:
         table.add_column(name, justify="right")
     for name, found in rows.items():
-        table.add_row(name, *_cells(found))
+        cells = _cells(found)
+        table.add_row(name, *(cells if hits else cells[:-1]))
     return table
 
 
@@ -149,11 +157,10 @@ def _cells(found: Metrics) -> list[str]:
     requests, rates, latency = found["requests"], found["throughput"], found["latency"]
     hit = found["hit"]["token"]
     return [
-        str(requests["ok"]),
-        str(requests["sent"] - requests["ok"]),
+        f"{requests['ok']}/{requests['sent']}",
         f"{rates['requests']:.2f}",
-        f"{rates['input']:,.0f}",
-        f"{rates['output']:,.0f}",
+        _number(rates["input"]),
+        _number(rates["output"]),
         *(_ms(latency[name], p) for name in ("ttft", "tpot") for p in ("p50", "p99")),
         "-" if hit is None else f"{hit:.1%}",
     ]

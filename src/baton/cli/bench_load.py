@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -261,13 +262,14 @@ def _replay(
         if output_scale is None
         else positive_fraction("--output-scale", output_scale),
         loops=loops,
-        max_tokens=ask_server(server.target()).get("max_model_len")
-        if max_len is None
-        else tokens("--max-len", max_len),
+        max_tokens=None if max_len is None else tokens("--max-len", max_len),
     )
     load = section_of(LoadFlags, values).load(None)
     if load.kind == "open" and load.rate is None and load.ramp is None and jobs[0].at is None:
         raise ConfigError(f"{trace} tells no times: give --rate, --ramp or --concurrency")
+    if max_len is None:
+        limit = ask_server(server.target()).get("max_model_len")
+        scales = dataclasses.replace(scales, max_tokens=limit)
     _exit([Point("replay", replay(jobs, scales, trace), load)], values)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -11,9 +13,9 @@ from types import TracebackType
 
 import msgspec
 
-from baton.bench.load import worker
 from baton.bench.load.worker import Finished, Share
 from baton.bench.record import Record
+from baton.core import env
 
 #: seconds between "all are ready" and the first send
 LEAD = 0.05
@@ -34,20 +36,17 @@ class Team:
         self._in_flight: dict[Connection, int] = {}
         #: what to tell of workers that died
         self.lost: list[str] = []
-        self._pipes: list[Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._dead: set[Connection] = set()
+        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Team:
-        spawn = multiprocessing.get_context("spawn")
-        for number in range(self.size):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=worker.main, args=(theirs,), name=f"load-{number}", daemon=True
-            )
-            process.start()
+        for _ in range(self.size):
+            # not `multiprocessing`: its children run the caller's main module again
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "baton.bench.load", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env.child_python())
             theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            self._processes[Connection(ours.detach())] = process
         return self
 
     def __exit__(
@@ -56,14 +55,15 @@ class Team:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for pipe in self._pipes:
+        for pipe in self._processes:
             self._tell(pipe, None)
             pipe.close()
-        for process in self._processes:
-            process.join(0.0 if kind else PATIENCE)
-            if process.is_alive():
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.0 if kind else PATIENCE)
+            if process.poll() is None:
                 process.kill()
-                process.join()
+                process.wait()
 
     def work(
         self, shares: Sequence[Share], on_lines: OnLines, stop: Callable[[], bool]
@@ -73,61 +73,53 @@ class Team:
         A worker that dies is told in `lost`; its requests that were not reported are missing.
         Ctrl-C stops the others in order, hands on what they have, and is raised again.
         """
-        open_ends = dict(zip(self._pipes, self._processes, strict=True))
-        for pipe, share in zip(self._pipes, shares, strict=True):
+        busy = set(self._processes) - self._dead
+        for pipe, share in zip(self._processes, shares, strict=True):
             self._tell(pipe, share)
-        for pipe in list(open_ends):
-            if self._hear(pipe, open_ends, on_lines) != "ready":
-                open_ends.pop(pipe, None)
+        for pipe in list(busy):
+            self._hear(pipe, on_lines)  # it is ready, or dead
+        busy -= self._dead
         start = time.monotonic() + LEAD
-        for pipe in open_ends:
+        for pipe in busy:
             self._tell(pipe, start)
         try:
-            return self._collect(open_ends, on_lines, stop)
+            return self._collect(busy, on_lines, stop)
         except KeyboardInterrupt:
-            self._collect(open_ends, on_lines, lambda: True)
+            self._collect(busy, on_lines, lambda: True)
             raise
 
     def _collect(
-        self,
-        open_ends: dict[Connection, multiprocessing.process.BaseProcess],
-        on_lines: OnLines,
-        stop: Callable[[], bool],
+        self, busy: set[Connection], on_lines: OnLines, stop: Callable[[], bool]
     ) -> list[Finished]:
         done: list[Finished] = []
         stopped = False
-        while open_ends:
+        while busy:
             if not stopped and stop():
                 stopped = True
-                for pipe in open_ends:
+                for pipe in busy:
                     self._tell(pipe, "stop")
-            told = wait(list(open_ends), timeout=0.2)
-            for pipe in [pipe for pipe in open_ends if pipe in told]:
-                message = self._hear(pipe, open_ends, on_lines)
+            told = wait(list(busy), timeout=0.2)
+            for pipe in [pipe for pipe in busy if pipe in told]:
+                message = self._hear(pipe, on_lines)
                 if isinstance(message, Finished):
                     done.append(message)
-                    del open_ends[pipe]
+                    busy.remove(pipe)
+            busy -= self._dead
         return done
 
     def _tell(self, pipe: Connection, message: object) -> None:
         with contextlib.suppress(OSError):  # it died: `_hear` finds out and says so
             pipe.send(message)
 
-    def _hear(
-        self,
-        pipe: Connection,
-        open_ends: dict[Connection, multiprocessing.process.BaseProcess],
-        on_lines: OnLines,
-    ) -> object:
+    def _hear(self, pipe: Connection, on_lines: OnLines) -> object:
         """One message, records and counts handed on; None when the worker has died."""
         try:
             message: object = pipe.recv()
         except (EOFError, OSError):
-            process = open_ends.pop(pipe)
-            process.join(1.0)
+            self._dead.add(pipe)
+            code = self._processes[pipe].wait(PATIENCE)
             self.lost.append(
-                f"worker {process.name} ended with {process.exitcode}: requests of its share are "
-                "missing"
+                f"a worker process ended with {code}: requests of its share are missing"
             )
             return None
         if isinstance(message, int):

@@ -31,6 +31,8 @@ from baton.bench.workload.prompts import PromptMaker
 
 #: bytes of bodies made ahead of their time
 AHEAD = 32 * 2**20
+#: seconds within which the news that a connection was closed before comes back
+RACE = 1.0
 #: seconds between messages to the parent
 REPORT = 0.1
 
@@ -242,13 +244,15 @@ class Sender:
         record.sent = self._now()
         while True:
             reader = Reader(record, self._start)
-            self._in_flight[connection] = clock()
+            begun = self._in_flight[connection] = clock()
             try:
                 await connection.request(head, body, reader)
                 break
             except ServerError as error:
-                # a server may close an idle connection just when it is used again
-                if not used or connection.answered or isinstance(error, Silent):
+                # a server may close an idle connection just when it is used again; one that closes
+                # later was at work on the request
+                late = clock() - begun > RACE
+                if not used or late or connection.answered or isinstance(error, Silent):
                     raise
                 connection, used = await self._pool.take(fresh=True)
             finally:

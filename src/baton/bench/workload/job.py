@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from baton.core.errors import BatonError
+from baton.core.errors import ConfigError
 
 Phase = Literal["warm", "prime", "measure"]
 
 
-class WorkloadError(BatonError):
-    """A workload or trace is not what it should be; names the field, or the file and line."""
+class WorkloadError(ConfigError):
+    """A workload makes no sense; names the parameter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ def prefix(
         "prefixes": prefixes,
         "block": page,
         "seed": seed,
+        "groups": list(expected),
     }
     return Workload(
         jobs,

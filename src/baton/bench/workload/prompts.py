@@ -32,8 +32,8 @@ class PromptMaker(Protocol):
 
 
 class TokenPrompts:
-    """Prompts as token ids. The first tokens of a segment spell its id, which keeps different
-    segments apart for sure; the others are drawn from `vocab` by a hash.
+    """Prompts as token ids. The first tokens of a segment spell its id, so that different segments
+    differ from the start; the others are drawn from `vocab` by a hash.
 
     Args:
         vocab: token ids are drawn from [low, high).
@@ -57,7 +57,7 @@ class TokenPrompts:
         self._cells = np.array(cells, dtype=f"S{width}")
 
     def digits(self, segment: int) -> int:
-        """Tokens that spell a segment's id; shorter segments may be equal to others."""
+        """Tokens that spell a segment's id."""
         count = 1
         while segment >= self._span**count:
             count += 1

@@ -21,6 +21,9 @@ class Scales:
     loops: how often the trace runs, one after the other, with other prompts each time.
     max_tokens: longer requests are cut: segments leave the end of the prompt, so that prefixes stay
         shared. None cuts none.
+
+    Raises:
+        WorkloadError: a scale that makes no sense.
     """
 
     time: float = 1.0
@@ -29,17 +32,15 @@ class Scales:
     loops: int = 1
     max_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.time < float("inf") or self.length <= 0 or self.output <= 0:
+            raise WorkloadError("time scale must be at least 0, length and output scale above 0")
+        if self.loops < 1 or (self.max_tokens or 2) < 2:
+            raise WorkloadError("loops must be at least 1, the longest request 2 tokens")
+
 
 def replay(jobs: Sequence[Job], scales: Scales, source: str) -> Workload:
-    """The trace's requests as they will be sent, with what an endless cache would have held.
-
-    Raises:
-        WorkloadError: a scale that makes no sense.
-    """
-    if not 0 <= scales.time < float("inf") or scales.length <= 0 or scales.output <= 0:
-        raise WorkloadError("time scale must be at least 0, length and output scale above 0")
-    if scales.loops < 1 or (scales.max_tokens or 2) < 2:
-        raise WorkloadError("loops must be at least 1, the longest request 2 tokens")
+    """The trace's requests as they will be sent, with what an endless cache would have held."""
     scaled, cut = [], 0
     for job in _looped(jobs, scales.loops):
         whole = _scaled(job, scales)

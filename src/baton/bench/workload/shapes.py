@@ -61,7 +61,7 @@ def grid(
     _positive(rounds=rounds)
     return [
         Point(
-            f"isl{short(i)}-osl{short(o)}-c{c}",
+            f"{short(i)}-{short(o)}-c{c}",
             fixed(i, o, c * rounds, warm=min(c, 2)),
             Load(kind="closed", concurrency=c),
         )
@@ -100,6 +100,7 @@ def mixed(
         "osl_spread": spread,
         "requests": count,
         "seed": seed,
+        "groups": [short(n) for n in sorted(buckets)],
     }
     return Workload(jobs, about)
 
@@ -113,7 +114,7 @@ def control(mixture: Workload) -> Workload:
         Job(((i, isl),), osl, group="control")
         for i, (isl, osl) in enumerate(zip(inputs, outputs, strict=True))
     ]
-    return Workload(jobs, {**mixture.about, "name": "mixed-control"})
+    return Workload(jobs, {**mixture.about, "name": "control", "groups": []})
 
 
 def _even(total: int, count: int) -> Iterator[int]:

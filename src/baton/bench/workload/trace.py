@@ -18,13 +18,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from baton.bench.workload.job import Job, WorkloadError
+from baton.bench.workload.job import Job
+from baton.core.errors import BatonError
 
 BLOCK = 512
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
-class TraceError(WorkloadError):
+class TraceError(BatonError):
     """A trace file is not what it should be; names the file and the line."""
 
 

@@ -1,0 +1,126 @@
+"""The search through the real load generator, against a stub server whose capacity is planted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.bench.report.document import Document, read_document
+from baton.bench.stub.process import stub_server
+from baton.bench.stub.profile import Curve, Profile
+from baton.cli.app import main
+
+#: long enough that a busy machine's lag is a small share of it
+FIRST = 0.25
+
+
+def searched(profile: Profile, folder: Path, *flags: str) -> tuple[Document, int]:
+    """What the command left, and its exit code."""
+    with stub_server(profile) as url, pytest.raises(SystemExit) as end:
+        main(["bench", "slo", "--base-url", url, "--out", str(folder), *flags])
+    made = read_document(folder / "summary.json")
+    late = [note for note in made.searches[0].found.notes if "client cannot offer" in note]
+    if late:
+        pytest.skip(f"this machine is too busy to measure: {late[0]}")
+    return made, int(end.value.code or 0)
+
+
+def test_concurrency_at_which_tokens_get_too_slow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 ms and 0.5 ms more for each other request: 20 ms at 39 in flight."""
+    profile = Profile(ttft=Curve(base=FIRST), itl=Curve(base=0.001, per_request=0.0005))
+    flags = (
+        *("--vary", "concurrency", "--start", "16", "--isl", "32", "--osl", "12"),
+        *("--tpot", "20.2ms", "--requests", "80", "--stretch", "2", "--highest", "64"),
+    )
+    made, code = searched(profile, tmp_path, *flags, "--no-table", "--require", "30")
+    said = capsys.readouterr()
+    assert code == 0
+    assert made.searches[0].capacity == pytest.approx(39, rel=0.05)
+    assert "max meeting all" in said.out
+    assert "run 1 of at most 60: 16 in flight: 100.0% met all" in said.err
+    assert max(len(line) for line in said.out.splitlines()) <= 100
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "report.html",
+        "summary.json",
+        "runs.csv",
+        "loads.csv",
+        "concurrency-16-1.jsonl",
+    }
+    # all of it again from the files: no server is asked for a load
+    with stub_server(profile) as url, pytest.raises(SystemExit) as end:
+        main(
+            [
+                "bench",
+                "slo",
+                "--base-url",
+                url,
+                "--out",
+                str(tmp_path),
+                *flags,
+                "--resume",
+                "--no-table",
+                "--require",
+                "1000",
+                "--json",
+            ]
+        )
+    again = json.loads(capsys.readouterr().out)
+    assert end.value.code == 3
+    assert again["searches"][0]["capacity"] == made.searches[0].capacity
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_rate_at_which_slots_run_out(tmp_path: Path) -> None:
+    """16 slots of 0.25 + 9 x 0.015 s: they are all taken from 41.6 requests a second on, and 95%
+    of a Poisson stream's requests wait less than 0.75 s up to 39.7 (by simulating 200,000)."""
+    profile = Profile(ttft=Curve(base=FIRST), itl=Curve(base=0.015), slots=16)
+    made, code = searched(
+        profile,
+        tmp_path,
+        *("--isl", "32", "--osl", "10", "--start", "10", "--ttft", "1s", "--tpot", "50ms"),
+        *("--requests", "400", "--stretch", "4"),
+    )
+    assert code == 0
+    line = made.searches[0].found.edges["all"]
+    assert line.meets == pytest.approx(39.7, rel=0.05)
+    rows = {row.name: row for row in made.searches[0].five}
+    assert rows["peak"].requests == pytest.approx(41.6, rel=0.1)
+    assert rows["tpot"].load is not None
+
+
+def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
+    made, code = searched(
+        Profile(ttft=Curve(base=FIRST)),
+        tmp_path,
+        *("--isl", "8", "--osl", "2", "--ttft", "100ms", "--start", "8", "--most-runs", "3"),
+        *("--requests", "20", "--no-table"),
+    )
+    assert code == 3
+    assert made.searches[0].capacity is None
+    assert "No load offered" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ((), "no objective: give at least one of --ttft"),
+        (("--ttft", "soon"), "--ttft: cannot read 'soon' as a time"),
+        (("--ttft", "1s", "--attainment", "95"), "--attainment"),
+        (("--ttft", "1s", "--requests", "0"), "--requests must be at least 1"),
+        (("--ttft", "1s", "--tolerance", "-1"), "--tolerance"),
+        (("--ttft", "1s", "--start", "0"), "first load must lie above 0"),
+        (("--ttft", "1s", "--buckets", "1K:x"), "--buckets"),
+    ],
+)
+def test_bad_flags_are_named(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "slo", *flags])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
