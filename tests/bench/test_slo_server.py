@@ -11,6 +11,7 @@ from baton.bench.report.document import Document, read_document
 from baton.bench.stub.process import stub_server
 from baton.bench.stub.profile import Curve, Profile
 from baton.cli.app import main
+from baton.core.errors import ConfigError
 
 #: long enough that a busy machine's lag is a small share of it
 FIRST = 0.25
@@ -97,7 +98,7 @@ def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
     made, code = searched(
         Profile(ttft=Curve(base=FIRST)),
         tmp_path,
-        *("--isl", "8", "--osl", "2", "--ttft", "100ms", "--start", "8", "--most-runs", "3"),
+        *("--isl", "8", "--osl", "2", "--ttft", "100ms", "--start", "32", "--most-runs", "3"),
         *("--requests", "20", "--no-table"),
     )
     assert code == 3
@@ -117,10 +118,6 @@ def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
         (("--ttft", "1s", "--buckets", "1K:x"), "--buckets"),
     ],
 )
-def test_bad_flags_are_named(
-    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
+def test_bad_flags_are_named(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         main(["bench", "slo", *flags])
-    assert end.value.code == 2
-    assert words in capsys.readouterr().err
