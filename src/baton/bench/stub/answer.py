@@ -46,7 +46,8 @@ class Request(msgspec.Struct):
 
 
 class Answer:
-    """Answers `request`; `cancel` when its client has gone."""
+    """Answers `request`, whose first byte came when it `arrived`; `cancel` when its client has
+    gone."""
 
     def __init__(
         self,
@@ -55,10 +56,11 @@ class Answer:
         request: Request,
         prompt: tuple[int, tuple[int, ...], int],
         fault: Fault | None,
+        arrived: float,
     ) -> None:
         self._state, self._client, self._request, self._fault = state, client, request, fault
         self.tokens, self.chain, self.cached = prompt
-        self.arrived = clock()
+        self.arrived = arrived
         self.wrote: list[float] = []
         self._count = request.max_tokens or 16
         self._chunk = state.profile.chunk

@@ -8,7 +8,7 @@ from typing import Any, cast
 import httptools
 import msgspec
 
-from baton.bench.stub.answer import Answer, Request
+from baton.bench.stub.answer import Answer, Request, clock
 from baton.bench.stub.profile import Profile
 from baton.bench.stub.state import State
 
@@ -33,6 +33,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._url, self._headers, self._body = b"", {}, []  # type: ignore[var-annotated]
+        self._begun = 0.0
         self._answer: Answer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -49,6 +50,9 @@ class Connection(asyncio.Protocol):
             self._state.ended(self._answer)
 
     # the parser calls these
+
+    def on_message_begin(self) -> None:
+        self._begun = clock()
 
     def on_url(self, url: bytes) -> None:
         self._url, self._headers, self._body = url, {}, []
@@ -97,7 +101,7 @@ class Connection(asyncio.Protocol):
             prompt = state.prompt(request)
         except (msgspec.MsgspecError, ValueError) as error:
             return self.whole(400, {"error": {"message": str(error)}})
-        self._answer = Answer(state, self, request, prompt, fault)
+        self._answer = Answer(state, self, request, prompt, fault, self._begun)
         state.submit(self._answer)
 
     # answers call these

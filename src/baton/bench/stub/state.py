@@ -114,8 +114,8 @@ class State:
         self._cache.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What was done: for each answer when it arrived, when its first and last event were
-        written (monotonic clock), prompt tokens, events, cached tokens."""
+        """What was done: for each answer when its request began to arrive, when its first and last
+        event were written (monotonic clock), prompt tokens, events, cached tokens."""
         return {
             "requests": self.number,
             "most_running": self._most,
