@@ -250,7 +250,7 @@ def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
     [
         (lambda: Goal(slo=Slo()), "no objective"),
         (lambda: Goal(slo=Slo(ttft=-1.0)), "--ttft must be more than 0 s, got -1"),
-        (lambda: Goal(slo=Slo(ttft=1.0), attainment=95), "between 0 and 1"),
+        (lambda: Goal(slo=Slo(ttft=1.0), attainment=95), "above 0 and at most 1"),
         (lambda: Plan(start=0), "first load"),
         (lambda: Plan(tolerance=0), "--tolerance"),
         (lambda: Plan(most_runs=0), "--most-runs"),

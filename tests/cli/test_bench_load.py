@@ -73,7 +73,8 @@ def test_run_prints_and_writes(
         "cancelled": 0,
         "failures": {},
     }
-    assert summary["slo"] == {"ttft": 5.0, "tpot": 1.0, "e2e": None}
+    assert summary["goal"]["slo"] == {"ttft": 5.0, "tpot": 1.0, "e2e": None}
+    assert "<!doctype html>" in (tmp_path / "o" / "report.html").read_text()
     assert entry["metrics"]["attainment"]["all"] == 1.0
     assert kept.workload["isl"] == 64
     assert sum(r.phase == "measure" for r in kept.records) == 8

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
-from baton.bench.metrics import DEFINITIONS, Slo, by_group, metrics
 from baton.bench.progress import LoadProgress
-from baton.bench.record import SCHEMA, Run
+from baton.bench.record import Run
+from baton.bench.report.document import Document, document, summarize, to_json
+from baton.bench.report.write import SUMMARY, write
 from baton.bench.runfile import CUT_SHORT, read_run
+from baton.bench.slo.level import Goal
 from baton.bench.workload.shapes import Point
 from baton.core.errors import ConfigError
-
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Where runs go. folder: a file of JSON lines for each run and `summary.json`; None keeps
-    nothing. resume: take complete runs that are there instead of running them again."""
+    """Where runs go. folder: JSON lines of each run, and their report; None keeps nothing. resume:
+    take complete runs that are there instead of running them again."""
 
     folder: Path | None = None
     resume: bool = False
@@ -42,7 +41,7 @@ def sweep(
     *,
     keep: Keep = Keep(),
     workers: int | None = None,
-    slo: Slo | None = None,
+    goal: Goal | None = None,
     pools: dict[str, int] | None = None,
 ) -> list[Run]:
     """Run every point, each with prompts of its own, so that none is answered from the prefix cache
@@ -61,9 +60,10 @@ def sweep(
         else:
             run = _run(point, own, console, keep, workers, pools)
         runs.append(run)
-        if keep.folder is not None:
-            path = keep.folder / SUMMARY
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(summary(runs, slo))))
+        if keep.folder is not None:  # also while others are to come: they may never
+            (keep.folder / SUMMARY).write_bytes(to_json(summary(runs, goal)))
+    if keep.folder is not None:
+        write(keep.folder, summary(runs, goal), runs)
     return runs
 
 
@@ -117,18 +117,9 @@ def _kept(point: Point, target: Target, keep: Keep) -> Run | None:
     return run
 
 
-def summary(runs: Sequence[Run], slo: Slo | None = None) -> dict[str, Any]:
-    """The numbers of runs with what they were measured on, as JSON has them."""
-    return {
-        "schema": SCHEMA,
-        "slo": slo,
-        "definitions": DEFINITIONS,
-        "runs": [
-            {
-                **{k: v for k, v in msgspec.to_builtins(run).items() if k != "records"},
-                "metrics": metrics(run, slo),
-                "groups": by_group(run, slo),
-            }
-            for run in runs
-        ],
-    }
+def summary(runs: Sequence[Run], goal: Goal | None) -> Document:
+    """The numbers of runs with what they were measured on."""
+    slo = goal.slo if goal else None
+    names = ", ".join(dict.fromkeys(str(run.workload.get("name", run.name)) for run in runs))
+    model = runs[0].server.get("model", "") if runs else ""
+    return document(f"{model}: {names}", [summarize(run, slo) for run in runs], goal)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import inspect
 
     from baton.bench.load.target import Target
-    from baton.bench.metrics import Metrics, Slo
     from baton.bench.record import Load, Run
+    from baton.bench.report.document import Document, RunSummary
+    from baton.bench.slo.level import Goal
     from baton.bench.workload.shapes import Point
 
 #: exit code of a run that missed its objectives, failed requests, or is invalid
@@ -106,23 +107,27 @@ class ResultFlags:
     tpot: Annotated[str | None, "objective for the time per output token, as 50ms"] = None
     e2e: Annotated[str | None, "objective for the whole request"] = None
     attainment: Annotated[float, "share of requests that must meet the objectives"] = 0.95
-    out: Annotated[Path | None, "folder for JSON lines of each run and summary.json"] = None
+    out: Annotated[
+        Path | None, "folder for each run's JSON lines, summary.json, CSV and report.html"
+    ] = None
     resume: Annotated[bool, "take complete runs that are in the folder"] = False
     workers: Annotated[int | None, "processes that send"] = None
     pools: Annotated[str | None, "devices that serve: all=8, or prefill=4,decode=2"] = None
     json: Annotated[bool, "print JSON instead of tables"] = False
     definitions: Annotated[bool, "say below the tables what the numbers mean"] = True
 
-    def slo(self) -> Slo:
-        """The objectives."""
+    def goal(self) -> Goal | None:
+        """The objectives and the share that must meet them; None without objectives."""
         from baton.bench.metrics import Slo
+        from baton.bench.slo.level import Goal
 
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"--attainment must be above 0 and at most 1, got {self.attainment}")
         given = {"ttft": self.ttft, "tpot": self.tpot, "e2e": self.e2e}
-        return Slo(
+        slo = Slo(
             **{name: seconds(f"--{name}", text) for name, text in given.items() if text is not None}
         )
+        return Goal(slo=slo, attainment=self.attainment) if slo else None
 
     def devices(self) -> dict[str, int] | None:
         """Devices of each pool."""
@@ -201,39 +206,38 @@ def run_points(points: Sequence[Point], values: Mapping[str, Any], by_group: str
     from baton.bench.sweep import Keep, summary, sweep
 
     result = section_of(ResultFlags, values)
-    slo, pools = result.slo(), result.devices()
+    goal, pools = result.goal(), result.devices()
     target = section_of(ServerFlags, values).target()
     keep = Keep(result.out, result.resume)
     try:
         runs = sweep(
-            points, target, errors, keep=keep, workers=result.workers, slo=slo, pools=pools
+            points, target, errors, keep=keep, workers=result.workers, goal=goal, pools=pools
         )
     except KeyboardInterrupt:
         where = f"; what came is in {result.out}" if result.out else ""
         errors.print(f"stopped{where}", style="yellow", markup=False)
         return 130
-    document = summary(runs, slo)
+    made = summary(runs, goal)
     if result.json:
-        import msgspec
+        from baton.bench.report.document import to_json
 
-        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print(to_json(made).decode(), end="")
     else:
-        _print(runs, [entry["metrics"] for entry in document["runs"]], document, by_group)
+        _print(runs, made, by_group)
         if result.definitions:
             from baton.bench.table import definitions
 
             out.print(definitions(), width=min(WIDTH, out.width))
     if result.out is not None:
         errors.print(f"written to {result.out}", style="dim", markup=False)
-    return 0 if all(_met(entry, result.attainment) for entry in document["runs"]) else NOT_MET
+    return 0 if all(_met(run, result.attainment) for run in made.runs) else NOT_MET
 
 
-def _print(
-    runs: Sequence[Run], found: Sequence[Metrics], document: dict[str, Any], by_group: str
-) -> None:
+def _print(runs: Sequence[Run], made: Document, by_group: str) -> None:
     from baton.bench.table import failures, problems, rows_table, run_table
 
     width = min(WIDTH, out.width)
+    found = [told.metrics for told in made.runs]
     if len(runs) <= 2:
         for run, numbers in zip(runs, found, strict=True):
             title = f"{run.name}: {numbers['requests']['sent']} requests to {run.server['model']}"
@@ -246,19 +250,19 @@ def _print(
             for line in (*failures(numbers), *problems(run)):
                 out.print(f"{run.name}:", line, width=width)
     if by_group:
-        for entry in document["runs"]:
-            if len(entry["groups"]) > 1:
-                title = f"{entry.get('name', '')} by {by_group} (latencies in ms)"
-                out.print(rows_table(entry["groups"], title, by_group), width=width)
+        for told in made.runs:
+            if told.groups:
+                title = f"{told.name} by {by_group} (latencies in ms)"
+                out.print(rows_table(told.groups, title, by_group), width=width)
 
 
-def _met(entry: dict[str, Any], attainment: float) -> bool:
+def _met(told: RunSummary, attainment: float) -> bool:
     """Whether a run is valid and met its objectives; without any, whether every request was
     answered."""
-    numbers = entry["metrics"]
+    numbers = told.metrics
     share = numbers["attainment"]["all"]
     if share is None:
         met = numbers["requests"]["ok"] == numbers["requests"]["sent"]
     else:
         met = share >= attainment
-    return bool(met and not entry.get("invalid"))
+    return bool(met and not told.invalid)

@@ -13,7 +13,6 @@ from baton.cli.show import errors, examples, out, table
 
 if TYPE_CHECKING:
     from baton.bench.report.document import Comparison, Document
-    from baton.bench.slo.level import Goal
 
 
 def register(group: typer.Typer) -> None:
@@ -72,7 +71,7 @@ def _report(
 
     subjects = [subject for path in inputs for subject in read_subjects(path)]
     names = ", ".join(path.stem or str(path) for path in inputs)
-    goal = _goal(ttft, tpot, e2e, attainment)
+    goal = ResultFlags(ttft=ttft, tpot=tpot, e2e=e2e, attainment=attainment).goal()
     made, runs = report(subjects, title or f"Load on {names}", goal, allow_different)
     written = write(folder, made, runs)
     show(made, json)
@@ -83,13 +82,6 @@ def _report(
             out.print(line, style="yellow", markup=False, highlight=False)
     told = ", ".join(str(path) for path in written)
     errors.print(f"written: {told}", style="dim", markup=False)
-
-
-def _goal(ttft: str | None, tpot: str | None, e2e: str | None, attainment: float) -> Goal | None:
-    from baton.bench.slo.level import Goal
-
-    slo = ResultFlags(ttft=ttft, tpot=tpot, e2e=e2e, attainment=attainment).slo()
-    return Goal(slo=slo, attainment=attainment) if slo else None
 
 
 def _print(made: Document, pair: Comparison) -> None:

@@ -26,6 +26,7 @@ from baton.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from baton.bench.report.document import Document, SearchSummary
+    from baton.bench.slo.level import Goal
     from baton.bench.slo.run import Shape
     from baton.bench.slo.search import Plan
 
@@ -109,10 +110,10 @@ def _slo(
     every run, summary.json, loads.csv and report.html into --out; --resume goes on after an
     interruption. Exits with 3 when no load meets the objectives, or less than --require.
     """
-    from baton.bench.slo.level import Goal
-
     result = section_of(ResultFlags, values)
-    goal = Goal(slo=result.slo(), attainment=result.attainment)
+    goal = result.goal()
+    if goal is None:
+        raise ConfigError("no objective: give at least one of --ttft, --tpot, --e2e")
     plan = section_of(SearchFlags, values).plan()
     server = section_of(ServerFlags, values)
     folder = result.out or Path(f"slo-{datetime.now():%Y%m%d-%H%M%S}")
@@ -142,7 +143,7 @@ def _search(
     shapes: Sequence[Shape],
     server: ServerFlags,
     result: ResultFlags,
-    goal: Any,
+    goal: Goal,
     plan: Plan,
     folder: Path,
     config: str | None,

@@ -37,6 +37,8 @@ HITS = {
     "mean_request": "mean of requests",
     "ideal": "endless cache",
 }
+#: runs that are drawn; colours are no more
+MOST = 6
 STATES = {
     "above": "It is met at every load offered.",
     "below": "It fails at every load offered.",
@@ -192,9 +194,12 @@ def _levels(search: SearchSummary, i: int, write: Numbers) -> str:
 
 def latency(made: Document, runs: Sequence[Run], write: Numbers) -> str:
     """Distributions of all runs together, then a table for each."""
-    names = [run.name for run in made.runs]
-    plots = [figures.distribution(runs, names, kind, made.goal) for kind in figures.NAMES]
-    parts = [f'<div class="plots">{"".join(p.html() for p in plots if p is not None)}</div>']
+    names = [run.name for run in made.runs[:MOST]]
+    plots = [figures.distribution(runs[:MOST], names, kind, made.goal) for kind in figures.NAMES]
+    parts = [
+        _cut(made),
+        f'<div class="plots">{"".join(p.html() for p in plots if p is not None)}</div>',
+    ]
     few = False
     for i, run in enumerate(made.runs):
         rows = []
@@ -216,6 +221,12 @@ def latency(made: Document, runs: Sequence[Run], write: Numbers) -> str:
     return "".join(parts)
 
 
+def _cut(made: Document) -> str:
+    if len(made.runs) <= MOST:
+        return ""
+    return paragraph(f"Drawn are the first {MOST} of {len(made.runs)} runs.", "soft")
+
+
 def _percentile(i: int, kind: str, column: str, spread: dict[str, object], write: Numbers) -> str:
     told = write.write(f"/runs/{i}/metrics/latency/{kind}/{column}", "time")
     too_few = spread["too_few"]
@@ -226,8 +237,8 @@ def _percentile(i: int, kind: str, column: str, spread: dict[str, object], write
 
 def timelines(made: Document, runs: Sequence[Run]) -> str:
     """Requests in flight and TTFT over time, for each run."""
-    parts = []
-    for i, (run, summary) in enumerate(zip(runs, made.runs, strict=True)):
+    parts = [_cut(made)]
+    for i, (run, summary) in enumerate(zip(runs[:MOST], made.runs[:MOST], strict=True)):
         plots = "".join(plot.html() for plot in figures.timeline(run, i, made.goal))
         parts.append(f'<h3>{escape(titled(summary))}</h3><div class="plots wide">{plots}</div>')
     return "".join(parts)

@@ -31,9 +31,10 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         for name, limit in msgspec.structs.asdict(self.slo).items():
             if limit is not None and not limit > 0:
                 raise ConfigError(f"--{name} must be more than 0 s, got {limit:g}")
-        if not 0 < self.attainment < 1:
+        if not 0 < self.attainment <= 1:
             raise ConfigError(
-                f"--attainment must lie between 0 and 1 (0.95 is usual), got {self.attainment:g}"
+                "--attainment must be above 0 and at most 1 (0.95 is usual), "
+                f"got {self.attainment:g}"
             )
 
     @property
