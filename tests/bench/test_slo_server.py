@@ -78,20 +78,18 @@ def test_concurrency_at_which_tokens_get_too_slow(
 @pytest.mark.timeout(1500)
 def test_rate_at_which_slots_run_out(tmp_path: Path) -> None:
     """16 slots of 0.25 + 9 x 0.015 s: they are all taken from 41.6 requests a second on, and 95%
-    of a Poisson stream's requests wait less than 0.75 s up to 39.7 (by simulating 200,000)."""
+    of a Poisson stream's requests wait less than 0.75 s up to 39.6 (by simulating 200,000)."""
     profile = Profile(ttft=Curve(base=FIRST), itl=Curve(base=0.015), slots=16)
     made, code = searched(
         profile,
         tmp_path,
-        *("--isl", "32", "--osl", "10", "--start", "10", "--ttft", "1s", "--tpot", "50ms"),
-        *("--requests", "400", "--stretch", "4"),
+        *("--isl", "32", "--osl", "10", "--start", "20", "--ttft", "1s", "--tpot", "50ms"),
+        *("--requests", "1000", "--stretch", "3", "--no-table"),
     )
     assert code == 0
     line = made.searches[0].found.edges["all"]
-    assert line.meets == pytest.approx(39.7, rel=0.05)
-    rows = {row.name: row for row in made.searches[0].five}
-    assert rows["peak"].requests == pytest.approx(41.6, rel=0.1)
-    assert rows["tpot"].load is not None
+    assert line.meets == pytest.approx(39.6, rel=0.05)
+    assert line.cliff is not None
 
 
 def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
