@@ -12,7 +12,7 @@ from rich.console import Console
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
-from baton.bench.metrics import DEFINITIONS, Slo, by_group, metrics
+from baton.bench.metrics import DEFINITIONS, Slo, by_group, metrics, steady_window
 from baton.bench.progress import LoadProgress
 from baton.bench.record import SCHEMA, Run
 from baton.bench.runfile import CUT_SHORT, read_run
@@ -43,6 +43,7 @@ def sweep(
     keep: Keep = Keep(),
     workers: int | None = None,
     slo: Slo | None = None,
+    steady: bool = False,
     pools: dict[str, int] | None = None,
 ) -> list[Run]:
     """Run every point, each with prompts of its own, so that none is answered from the prefix cache
@@ -63,7 +64,7 @@ def sweep(
         runs.append(run)
         if keep.folder is not None:
             path = keep.folder / SUMMARY
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(summary(runs, slo))))
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(summary(runs, slo, steady))))
     return runs
 
 
@@ -117,18 +118,13 @@ def _kept(point: Point, target: Target, keep: Keep) -> Run | None:
     return run
 
 
-def summary(runs: Sequence[Run], slo: Slo | None = None) -> dict[str, Any]:
-    """The numbers of runs with what they were measured on, as JSON has them."""
-    return {
-        "schema": SCHEMA,
-        "slo": slo,
-        "definitions": DEFINITIONS,
-        "runs": [
-            {
-                **{k: v for k, v in msgspec.to_builtins(run).items() if k != "records"},
-                "metrics": metrics(run, slo),
-                "groups": by_group(run, slo),
-            }
-            for run in runs
-        ],
-    }
+def summary(runs: Sequence[Run], slo: Slo | None = None, steady: bool = False) -> dict[str, Any]:
+    """The numbers of runs with what they were measured on, as JSON has them; of the requests that
+    were due in each run's steady window only, if asked."""
+    entries = []
+    for run in runs:
+        window = steady_window(run) if steady else None
+        known = {k: v for k, v in msgspec.to_builtins(run).items() if k != "records"}
+        numbers = {"metrics": metrics(run, slo, window), "groups": by_group(run, slo, window)}
+        entries.append({**known, "window": window, **numbers})
+    return {"schema": SCHEMA, "slo": slo, "definitions": DEFINITIONS, "runs": entries}

@@ -110,6 +110,7 @@ class ResultFlags:
     workers: Annotated[int | None, "processes that send"] = None
     pools: Annotated[str | None, "devices that serve: all=8, or prefill=4,decode=2"] = None
     json: Annotated[bool, "print JSON instead of tables"] = False
+    steady: Annotated[bool, "count only requests due at 90% of the most in flight or more"] = False
     definitions: Annotated[bool, "say below the tables what the numbers mean"] = True
 
     def slo(self) -> Slo:
@@ -182,13 +183,20 @@ def run_points(points: Sequence[Point], values: Mapping[str, Any], by_group: str
     keep = Keep(result.out, result.resume)
     try:
         runs = sweep(
-            points, target, errors, keep=keep, workers=result.workers, slo=slo, pools=pools
+            points,
+            target,
+            errors,
+            keep=keep,
+            workers=result.workers,
+            slo=slo,
+            steady=result.steady,
+            pools=pools,
         )
     except KeyboardInterrupt:
         where = f"; what came is in {result.out}" if result.out else ""
         errors.print(f"stopped{where}", style="yellow", markup=False)
         return 130
-    document = summary(runs, slo)
+    document = summary(runs, slo, result.steady)
     if result.json:
         import msgspec
 
