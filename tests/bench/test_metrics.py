@@ -116,12 +116,15 @@ def test_a_short_answer_has_no_tpot_and_meets_it() -> None:
 def test_a_server_that_says_nothing() -> None:
     silent = record(reported_input=None, output_tokens=None, cached_tokens=None)
     found = metrics(Run(records=[silent, record(1)]))
-    assert found["tokens"]["computed"] is None
-    assert found["throughput"]["computed_input"] is None
+    # one of them says 40: then no word is none
+    assert found["tokens"]["computed"] == 160
     assert (found["tokens"]["exact_input"], found["tokens"]["exact_output"]) == (False, False)
     assert found["tokens"]["output"] == 8  # one for each event
-    assert found["hit"]["token"] == 0.4  # of the one that says
-    assert metrics(Run(records=[silent]))["hit"]["token"] is None
+    assert found["hit"]["token"] == 0.2
+    alone = metrics(Run(records=[silent]))
+    assert alone["hit"]["token"] is None
+    assert alone["tokens"]["computed"] is None
+    assert alone["throughput"]["computed_input"] is None
 
 
 def test_percentiles_say_when_samples_are_too_few() -> None:

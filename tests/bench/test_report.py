@@ -162,6 +162,14 @@ def test_names_from_outside_are_only_words() -> None:
     assert any("a~1b~0c" in (about["data-path"] or "") for about, _ in shown.numbers)
 
 
+def test_a_window_counts_what_was_due_in_it() -> None:
+    run = run_of("run", requests=200)
+    told = summarize(run, GOAL.slo, (10.0, 40.0))
+    inside = [r for r in run.records if 10 <= r.scheduled < 40]
+    assert told.metrics["requests"]["sent"] == len(inside) < 200
+    assert "requests due from 10.0 to 40.0 s" in page(document("t", [told], GOAL), [run])
+
+
 def test_few_samples_are_marked() -> None:
     run = run_of("few", requests=60)
     text = page(document("Few", [summarize(run, None)], None), [run])

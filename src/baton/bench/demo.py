@@ -1,4 +1,5 @@
 """`make demo`: start a server, talk to it, load it with a small trace, print what clients saw.
+`make bench-demo`: the same server under small workloads of every kind, kept in a folder.
 
 Everything goes through the doors that users have: the command line, HTTP, the openai client.
 """
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -22,14 +24,16 @@ from rich.console import Console
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
-from baton.bench.metrics import metrics, output_tokens, tpot, ttft
+from baton.bench.metrics import by_group, metrics, output_tokens, tpot, ttft
 from baton.bench.record import Load, Run
 from baton.bench.sse import ServerError
-from baton.bench.sweep import sweep
-from baton.bench.table import run_table
+from baton.bench.sweep import Keep, sweep
+from baton.bench.table import problems, rows_table, run_table
 from baton.bench.workload.job import Job, Workload
+from baton.bench.workload.prefix import prefix
 from baton.bench.workload.replay import Scales, replay
-from baton.bench.workload.shapes import Point
+from baton.bench.workload.session import Sessions, session
+from baton.bench.workload.shapes import Point, control, grid, mixed
 from baton.bench.workload.synth import Traffic, synthesize
 from baton.core.errors import BatonError
 
@@ -55,17 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="Baton from start to numbers.")
     parser.add_argument("--model", default="smollm2-135m", help="what to serve")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the replay")
+    parser.add_argument("--bench", type=Path, help="instead, keep runs of small workloads here")
     options = parser.parse_args(arguments)
     console = Console(width=100, highlight=False)
     began = time.monotonic()
     try:
         with serving([sys.executable, "-m", "baton.cli"], options.model, console) as url:
-            chat(url, options.model, console)
-            run = load(url, options.model, options.seconds, console)
+            if options.bench is not None:
+                runs = bench(url, options.model, options.bench, console)
+            else:
+                chat(url, options.model, console)
+                runs = [load(url, options.model, options.seconds, console)]
     except BatonError as error:
         console.print(f"demo: {error}", style="red", markup=False)
         return 1
-    failed = sum(record.status != "ok" for record in run.records)
+    failed = sum(record.status != "ok" for run in runs for record in run.records)
     console.print(f"Done in {time.monotonic() - began:.0f} s; the server has stopped.")
     console.print("Next: `make serve`, and what README.md says about talking to it.")
     return 1 if failed else 0
@@ -171,6 +179,37 @@ def load(url: str, model: str, seconds: float, console: Console) -> Run:
     title = f"{len(workload.jobs)} requests over {workload.jobs[-1].at:.0f} s"
     console.print(run_table(run, metrics(run), title))
     return run
+
+
+def bench(url: str, model: str, folder: Path, console: Console) -> list[Run]:
+    """Small workloads of every kind, sized for a minute or two on two CPU cores.
+
+    Raises:
+        ConfigError: the folder holds runs already.
+    """
+    _step(console, f"Measure small workloads; everything is kept in {folder}")
+    mixture = mixed({64: 3, 192: 1}, 16, 8)
+    hits = prefix([128], (0.0, 0.5, 0.8), osl=4, requests=2, prefixes=1, page=16, concurrency=1)
+    talk = Sessions(sessions=3, turns=3, system=32, first=64, message=16, osl=8, think=1.0)
+    trace = replay(
+        synthesize(6, seed=7), Scales(time=2.0, length=SCALE, output=SCALE, max_tokens=512), "made"
+    )
+    points = [
+        *grid([64], [16], [1, 4], rounds=2),
+        Point("mixed", mixture, Load(rate=0.7)),
+        Point("control", control(mixture), Load(rate=0.7)),
+        Point("prefix", hits, Load(kind="closed", concurrency=1)),
+        Point("session", session(talk), Load(kind="closed", concurrency=3)),
+        Point("replay", trace, Load()),
+    ]
+    runs = sweep(points, Target(url, model), console, keep=Keep(folder))
+    rows = {run.name: metrics(run) for run in runs}
+    console.print(rows_table(rows, f"{len(runs)} runs (latencies in ms)", "run"))
+    console.print(rows_table(by_group(runs[4]), "prefix groups", "prefix and hit"))
+    for run in runs:
+        for line in problems(run):
+            console.print(f"{run.name}:", line)
+    return runs
 
 
 def measure(target: Target) -> Speed:

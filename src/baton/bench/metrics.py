@@ -58,7 +58,8 @@ DEFINITIONS = {
     "to the last end.",
     "per_device": "Input per second and prefill device, output per second and decode device, or "
     "both per device where they are shared.",
-    "hit_token": "Cached prompt tokens / prompt tokens, of requests whose server reports it.",
+    "hit_token": "Cached prompt tokens / prompt tokens; a request without a word on it has none, "
+    "where the server reports others.",
     "hit_block": "Whole blocks cached / blocks of the prompts, the last one partial.",
     "hit_request": "Share of requests with at least one cached block.",
     "hit_mean_request": "Mean over requests of cached / prompt tokens.",
@@ -114,11 +115,13 @@ def metrics(run: Run, slo: Slo | None = None, window: tuple[float, float] | None
     return _numbers(records, run, slo, _seconds(records))
 
 
-def by_group(run: Run, slo: Slo | None = None) -> dict[str, Metrics]:
+def by_group(
+    run: Run, slo: Slo | None = None, window: tuple[float, float] | None = None
+) -> dict[str, Metrics]:
     """The numbers of each group's records, in the order of the workload's "groups", else of first
     appearance. Groups share one stream, so their rates are over the seconds of all and add up."""
     groups: dict[str, list[Record]] = {name: [] for name in run.workload.get("groups", ())}
-    records = measured(run)
+    records = measured(run, window)
     for record in records:
         groups.setdefault(record.group, []).append(record)
     seconds = _seconds(records)
@@ -193,7 +196,8 @@ def spread(values: Iterable[float]) -> Spread:
 
 def _numbers(records: Sequence[Record], run: Run, slo: Slo | None, seconds: float) -> Metrics:
     good = [r for r in records if r.status == "ok"]
-    tokens = _tokens(good)
+    reports = any(r.cached_tokens is not None for r in run.records)
+    tokens = _tokens(good, reports)
     throughput = _throughput(len(good), tokens, seconds)
     return {
         "requests": _requests(records),
@@ -202,7 +206,7 @@ def _numbers(records: Sequence[Record], run: Run, slo: Slo | None, seconds: floa
         "tokens": tokens,
         "throughput": throughput,
         "per_device": _per_device(throughput, run.server.get("pools") or {}),
-        "hit": _hit(good, int(run.workload.get("block") or BLOCK)),
+        "hit": _hit(good, reports, int(run.workload.get("block") or BLOCK)),
         "attainment": _attainment(records, slo),
         "goodput": _goodput(records, slo, seconds),
         "in_flight": _in_flight(records, seconds),
@@ -253,15 +257,15 @@ def _token_gaps(record: Record) -> list[float]:
     return _gaps(record) if record.output_tokens == len(record.arrivals) else []
 
 
-def _tokens(good: Sequence[Record]) -> dict[str, Any]:
-    told = [r for r in good if r.cached_tokens is not None]
+def _tokens(good: Sequence[Record], reports: bool) -> dict[str, Any]:
     total = sum(input_tokens(r) for r in good)
-    cached = sum(r.cached_tokens or 0 for r in told) if told else None
+    # some servers leave the field out when nothing was cached
+    cached = sum(r.cached_tokens or 0 for r in good) if reports else None
     return {
         "input": total,
         "cached": cached,
         # what a silent server computed cannot be known
-        "computed": None if cached is None or len(told) < len(good) else total - cached,
+        "computed": None if cached is None else total - cached,
         "output": sum(output_tokens(r) for r in good),
         "exact_input": all(r.reported_input is not None for r in good),
         "exact_output": all(r.output_tokens is not None for r in good),
@@ -296,16 +300,15 @@ def _per_device(rates: dict[str, float | None], pools: dict[str, int]) -> dict[s
     }
 
 
-def _hit(good: Sequence[Record], block: int) -> dict[str, float | None]:
-    told = [r for r in good if r.cached_tokens is not None and input_tokens(r) > 0]
-    every = sum(input_tokens(r) for r in good)
+def _hit(good: Sequence[Record], reports: bool, block: int) -> dict[str, float | None]:
+    pairs = [(r.cached_tokens or 0, n) for r in good if (n := input_tokens(r)) > 0]
+    every = sum(n for _, n in pairs)
     ideal = sum(r.shared_tokens for r in good) / every if every else None
-    if not told:
+    if not pairs or not reports:
         names = ("token", "block", "request", "mean_request")
         return {**dict.fromkeys(names), "ideal": ideal}
-    pairs = [(r.cached_tokens or 0, input_tokens(r)) for r in told]
     return {
-        "token": sum(c for c, _ in pairs) / sum(n for _, n in pairs),
+        "token": sum(c for c, _ in pairs) / every,
         "block": sum(c // block for c, _ in pairs) / sum(-(-n // block) for _, n in pairs),
         "request": sum(c >= block for c, _ in pairs) / len(pairs),
         "mean_request": sum(c / n for c, n in pairs) / len(pairs),

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
+from baton.bench.metrics import steady_window
 from baton.bench.progress import LoadProgress
 from baton.bench.record import Run
 from baton.bench.report.document import Document, document, summarize, to_json
@@ -42,6 +43,7 @@ def sweep(
     keep: Keep = Keep(),
     workers: int | None = None,
     goal: Goal | None = None,
+    steady: bool = False,
     pools: dict[str, int] | None = None,
 ) -> list[Run]:
     """Run every point, each with prompts of its own, so that none is answered from the prefix cache
@@ -61,9 +63,9 @@ def sweep(
             run = _run(point, own, console, keep, workers, pools)
         runs.append(run)
         if keep.folder is not None:  # also while others are to come: they may never
-            (keep.folder / SUMMARY).write_bytes(to_json(summary(runs, goal)))
+            (keep.folder / SUMMARY).write_bytes(to_json(summary(runs, goal, steady)))
     if keep.folder is not None:
-        write(keep.folder, summary(runs, goal), runs)
+        write(keep.folder, summary(runs, goal, steady), runs)
     return runs
 
 
@@ -117,9 +119,11 @@ def _kept(point: Point, target: Target, keep: Keep) -> Run | None:
     return run
 
 
-def summary(runs: Sequence[Run], goal: Goal | None) -> Document:
-    """The numbers of runs with what they were measured on."""
+def summary(runs: Sequence[Run], goal: Goal | None, steady: bool = False) -> Document:
+    """The numbers of runs with what they were measured on; of the requests that were due in each
+    run's steady window only, if asked."""
     slo = goal.slo if goal else None
     names = ", ".join(dict.fromkeys(str(run.workload.get("name", run.name)) for run in runs))
     model = runs[0].server.get("model", "") if runs else ""
-    return document(f"{model}: {names}", [summarize(run, slo) for run in runs], goal)
+    told = [summarize(run, slo, steady_window(run) if steady else None) for run in runs]
+    return document(f"{model}: {names}", told, goal)

@@ -114,6 +114,7 @@ class ResultFlags:
     workers: Annotated[int | None, "processes that send"] = None
     pools: Annotated[str | None, "devices that serve: all=8, or prefill=4,decode=2"] = None
     json: Annotated[bool, "print JSON instead of tables"] = False
+    steady: Annotated[bool, "count only requests due at 90% of the most in flight or more"] = False
     definitions: Annotated[bool, "say below the tables what the numbers mean"] = True
 
     def goal(self) -> Goal | None:
@@ -211,13 +212,20 @@ def run_points(points: Sequence[Point], values: Mapping[str, Any], by_group: str
     keep = Keep(result.out, result.resume)
     try:
         runs = sweep(
-            points, target, errors, keep=keep, workers=result.workers, goal=goal, pools=pools
+            points,
+            target,
+            errors,
+            keep=keep,
+            workers=result.workers,
+            goal=goal,
+            steady=result.steady,
+            pools=pools,
         )
     except KeyboardInterrupt:
         where = f"; what came is in {result.out}" if result.out else ""
         errors.print(f"stopped{where}", style="yellow", markup=False)
         return 130
-    made = summary(runs, goal)
+    made = summary(runs, goal, result.steady)
     if result.json:
         from baton.bench.report.document import to_json
 

@@ -117,6 +117,8 @@ def _slo(
     plan = section_of(SearchFlags, values).plan()
     server = section_of(ServerFlags, values)
     folder = result.out or Path(f"slo-{datetime.now():%Y%m%d-%H%M%S}")
+    if result.steady:
+        raise ConfigError("--steady is for single runs: a search counts every request")
     if requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {requests}")
     if trace is not None:

@@ -82,9 +82,12 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
         self._last = clock()
-        self._transport.writelines((head, body))
         try:
+            self._transport.writelines((head, body))
             await self._done
+        except RuntimeError as error:  # uvloop's word for a connection that was just closed
+            self.abort()
+            raise ServerError(f"the connection was closed ({error})") from None
         except BaseException:
             self.abort()
             raise

@@ -38,6 +38,8 @@ PERCENTILES = (50, 90, 95, 99)
 #: latencies of one value per request: neighbouring stream gaps are not independent samples
 PER_REQUEST = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
 
+Window = tuple[float, float]
+
 MORE_DEFINITIONS = {
     "interval": "95% interval. Of a share: Wilson, for as many independent samples as the requests "
     "are worth (neighbours in time share a queue). Of a percentile: between two order statistics; "
@@ -56,6 +58,7 @@ MORE_DEFINITIONS = {
 class RunSummary(msgspec.Struct, kw_only=True):
     """One run.
 
+    window: seconds of the run's clock between which requests that count were due; None for all.
     metrics / groups: as `baton.bench.metrics` defines them, of all measured requests and by group.
     intervals: of percentiles, by latency and percentile name.
     attainment: interval of each share.
@@ -68,6 +71,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
     server: dict[str, Any]
     client: dict[str, Any]
     invalid: list[str]
+    window: Window | None
     metrics: dict[str, Any]
     groups: dict[str, dict[str, Any]]
     intervals: dict[str, dict[str, Interval]]
@@ -138,19 +142,20 @@ class DocumentError(BatonError):
     """A summary file is not what it should be; names the file."""
 
 
-def summarize(run: Run, slo: Slo | None, name: str = "") -> RunSummary:
-    """One run's part of the document."""
-    records = sorted(measured(run), key=lambda r: r.scheduled)
+def summarize(run: Run, slo: Slo | None, window: Window | None = None) -> RunSummary:
+    """One run's part of the document; of the requests due within a window only, if one is given."""
+    records = sorted(measured(run, window), key=lambda r: r.scheduled)
     return RunSummary(
-        name=name or run.name,
+        name=run.name,
         started=run.started,
         workload=run.workload,
         load=run.load,
         server=run.server,
         client=run.client,
         invalid=run.invalid,
-        metrics=metrics(run, slo),
-        groups=groups if len(groups := by_group(run, slo)) > 1 else {},
+        window=window,
+        metrics=metrics(run, slo, window),
+        groups=groups if len(groups := by_group(run, slo, window)) > 1 else {},
         intervals={
             kind: {f"p{p}": percentile_interval(values, p) for p in PERCENTILES}
             for kind, values in latencies(records).items()

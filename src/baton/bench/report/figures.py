@@ -9,7 +9,7 @@ import numpy as np
 from baton.bench.metrics import measured, ttft
 from baton.bench.record import Record, Run
 from baton.bench.report.axis import linear, logarithmic, shares
-from baton.bench.report.document import Document, SearchSummary, latencies
+from baton.bench.report.document import Document, RunSummary, SearchSummary, latencies
 from baton.bench.report.forms import show
 from baton.bench.report.plot import Pair, Plot
 from baton.bench.slo.level import ALL, Goal
@@ -24,10 +24,11 @@ NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": 
 
 
 def distribution(
-    runs: Sequence[Run], names: Sequence[str], kind: str, goal: Goal | None
+    runs: Sequence[Run], told: Sequence[RunSummary], kind: str, goal: Goal | None
 ) -> Plot | None:
     """How many of the sent requests were at most so slow; None where no run has the latency."""
-    curves = [np.sort(latencies(measured(run))[kind]) for run in runs]
+    counted = [measured(run, summary.window) for run, summary in zip(runs, told, strict=True)]
+    curves = [np.sort(latencies(records)[kind]) for records in counted]
     if not any(len(curve) for curve in curves):
         return None
     limit = getattr(goal.slo, kind) if goal else None
@@ -42,11 +43,10 @@ def distribution(
     if goal is not None and limit is not None:
         plot.rule(x=limit, text=f"limit {show(limit, 'tick')}")
         plot.rule(y=goal.attainment, text=show(goal.attainment, "whole"))
-    for i, (run, curve, name) in enumerate(zip(runs, curves, names, strict=True)):
-        sent = len(measured(run))
+    for i, (records, curve, summary) in enumerate(zip(counted, curves, told, strict=True)):
         places = np.unique(np.linspace(0, len(curve) - 1, POINTS).astype(int))
-        points = [(float(curve[k]), (k + 1) / sent) for k in places if len(curve)]
-        plot.line(points, i, name if len(runs) > 1 else "")
+        points = [(float(curve[k]), (k + 1) / len(records)) for k in places if len(curve)]
+        plot.line(points, i, summary.name if len(runs) > 1 else "")
     return plot
 
 

@@ -57,7 +57,10 @@ def goal_text(goal: Goal) -> str:
 def titled(run: RunSummary) -> str:
     """A run's name and its load, unless the name has it."""
     load = load_text(run.load)
-    return run.name if load in run.name else f"{run.name}, {load}"
+    title = run.name if load in run.name else f"{run.name}, {load}"
+    if run.window is None:
+        return title
+    return f"{title}, requests due from {run.window[0]:.1f} to {run.window[1]:.1f} s"
 
 
 def answers(made: Document, write: Numbers) -> str:
@@ -194,12 +197,10 @@ def _levels(search: SearchSummary, i: int, write: Numbers) -> str:
 
 def latency(made: Document, runs: Sequence[Run], write: Numbers) -> str:
     """Distributions of all runs together, then a table for each."""
-    names = [run.name for run in made.runs[:MOST]]
-    plots = [figures.distribution(runs[:MOST], names, kind, made.goal) for kind in figures.NAMES]
-    parts = [
-        _cut(made),
-        f'<div class="plots">{"".join(p.html() for p in plots if p is not None)}</div>',
-    ]
+    drawn, told = runs[:MOST], made.runs[:MOST]
+    plots = [figures.distribution(drawn, told, kind, made.goal) for kind in figures.NAMES]
+    shown = "".join(plot.html() for plot in plots if plot is not None)
+    parts = [_cut(made), f'<div class="plots">{shown}</div>']
     few = False
     for i, run in enumerate(made.runs):
         rows = []
