@@ -295,22 +295,14 @@ class _Search:
                     "the lower boundary is given"
                 )
         notes += self._short_run(edges[ALL].meets)
-        return notes + [
-            f"{load:g} {unit} meets {' and '.join(names)} by the curve through all loads; its own "
-            f"interval includes the target after {len(self._levels[load].trials)} runs"
-            for load, names in self._doubtful(edges).items()
+        answer = edges[ALL].meets
+        if answer is None or self._levels[answer].verdict(ALL, self._goal.attainment) != "unclear":
+            return notes
+        return [
+            *notes,
+            f"{answer:g} {unit} meets all by the curve through all loads; its own interval "
+            f"includes the target after {len(self._levels[answer].trials)} runs",
         ]
-
-    def _doubtful(self, edges: dict[str, Edge]) -> dict[float, list[str]]:
-        """Criteria whose answer is not beyond doubt, by load."""
-        found: dict[float, list[str]] = {}
-        for name, line in edges.items():
-            load = line.meets
-            if load is not None and (
-                self._levels[load].verdict(name, self._goal.attainment) == "unclear"
-            ):
-                found.setdefault(load, []).append("all" if name == ALL else name.upper())
-        return found
 
     def _short_run(self, capacity: float | None) -> list[str]:
         if capacity is None or self._plan.vary != "rate":
