@@ -280,16 +280,18 @@ def test_more_attainment_is_better() -> None:
 def test_different_workloads_are_refused_unless_allowed() -> None:
     a, b = run_of("a"), run_of("b")
     assert check_workloads([a, b], allow=False) == []
-    b.workload = {**b.workload, "seed": 7}
+    b.workload = {**b.workload, "seed": 7, "prompt_seed": 8}
+    assert check_workloads([a, b], allow=False) == []
+    b.workload["requests"] = 7
     b.load = Load(rate=5.0)
     assert check_workloads([a, b], allow=False) == [
-        "a and b were given workloads that differ in seed",
+        "a and b were given workloads that differ in requests",
         "a and b were offered different loads",
     ]
     b.workload["buckets"] = [1]
     with pytest.raises(ConfigError, match=r"buckets: \[1024, 4096, 16384\] and \[1\]"):
         check_workloads([a, b], allow=False)
-    assert "differ in buckets, seed" in check_workloads([a, b], allow=True)[0]
+    assert "differ in buckets, requests" in check_workloads([a, b], allow=True)[0]
 
 
 def test_subjects_are_found_and_told_apart(tmp_path: Path) -> None:

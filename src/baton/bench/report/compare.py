@@ -20,8 +20,10 @@ from baton.bench.stats import (
 )
 from baton.core.errors import ConfigError
 
-#: parameters of a workload that do not change what kind of traffic it is
-SIZE = ("seed", "requests", "seconds")
+#: parameters of a workload that say which requests of their kind are sent, not of which kind
+SEEDS = ("seed", "prompt_seed", "arrival_seed")
+#: that say how many, or how they are spelt; a difference is told and not refused
+SIZE = ("requests", "warm", "loops", "cut", "trace_seconds", "timeout", "limit", "body")
 #: equal spans of a run whose rates are taken as samples of its throughput
 WINDOWS = 20
 
@@ -54,10 +56,10 @@ FIGURES = [
 
 
 def check_workloads(runs: Sequence[Run], allow: bool) -> list[str]:
-    """Warnings about what differs between the first run's traffic and the others'.
+    """Warnings about what differs between the first run's traffic and the others'; seeds may.
 
     Raises:
-        ConfigError: workloads differ in more than seed and size, and `allow` is not set.
+        ConfigError: workloads differ in more than size, and `allow` is not set.
     """
     warnings = []
     base = runs[0]
@@ -81,7 +83,7 @@ def check_workloads(runs: Sequence[Run], allow: bool) -> list[str]:
 
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
+    return sorted(name for name in {*a, *b} if name not in SEEDS and a.get(name) != b.get(name))
 
 
 def compare(

@@ -18,8 +18,8 @@ from baton.bench.stats import falling
 
 #: points of one curve; more are not seen
 POINTS = 300
-#: dots of one timeline
-DOTS = 1500
+#: dots, and steps, of one timeline
+DOTS, STEPS = 1500, 3000
 NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end to end"}
 
 
@@ -46,6 +46,7 @@ def distribution(
     for i, (records, curve, summary) in enumerate(zip(counted, curves, told, strict=True)):
         places = np.unique(np.linspace(0, len(curve) - 1, POINTS).astype(int))
         points = [(float(curve[k]), (k + 1) / len(records)) for k in places if len(curve)]
+        points = [(points[0][0], 0.0), *points] if points else []
         plot.line(points, i, summary.name if len(runs) > 1 else "")
     return plot
 
@@ -95,8 +96,10 @@ def _in_flight(records: Sequence[Record], begin: float) -> list[Pair]:
 
 
 def _thin(steps: Sequence[Pair]) -> list[Pair]:
-    """The highest and lowest step of each short span, in order."""
-    size = -(-len(steps) // POINTS)
+    """All steps, or the highest and the lowest of each short span where they are too many."""
+    if len(steps) <= STEPS:
+        return list(steps)
+    size = -(-2 * len(steps) // STEPS)
     kept: list[Pair] = []
     for i in range(0, len(steps), size):
         span = steps[i : i + size]

@@ -103,9 +103,14 @@ def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
         if isinstance(value, dict) and value:
             rows += _flat(value, f"{prefix}{name}.")
         elif value not in (None, "", [], {}):
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            rows.append((prefix + str(name), text))
+            rows.append((prefix + str(name), _plain(value)))
     return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def paragraph(text: str, kind: str = "") -> str:

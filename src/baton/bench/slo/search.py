@@ -10,7 +10,7 @@ The next load to try follows from what is known and from nothing else:
     5. the criteria are settled          look for the most tokens per second
 
 Loads are shared between criteria, so that the later ones cost few runs of their own. Searching a
-falling curve takes log2(highest / start) + log2(ln 2 / ln(1 + tolerance)) runs per criterion and at
+falling curve takes log2(edge / start) + log2(ln 2 / ln(1 + tolerance)) runs per criterion, and at
 most `replicates - 1` more at each end; `most_runs` bounds all of it in any case.
 """
 
