@@ -29,7 +29,7 @@ from baton.bench.report.document import (
 )
 from baton.bench.report.forms import FORMS, show
 from baton.bench.report.page import page
-from baton.bench.report.subject import read_subjects, report
+from baton.bench.report.subject import Part, Subject, read_subject, report
 from baton.bench.report.words import Numbers
 from baton.bench.report.write import write
 from baton.bench.runfile import write_run
@@ -107,8 +107,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Document, str]:
     root = tmp_path_factory.mktemp("searches")
     for name, speed in (("base", 1.0), ("fast", 1.3)):
         searched(root / name, speed)
-    subjects = [s for name in ("base", "fast") for s in read_subjects(root / name)]
-    broken = subjects[0].runs[0].records[5]
+    subjects = [read_subject(root / name) for name in ("base", "fast")]
+    broken = subjects[0].parts[0].runs[0].records[5]
     broken.status, broken.error = "error", "the server closed"
     made, runs = report(subjects, "Base and fast", None)
     return made, page(made, runs)
@@ -189,10 +189,9 @@ def test_few_samples_are_marked() -> None:
 )
 def test_a_page_of_a_run_with_next_to_nothing(make: Callable[[], Run]) -> None:
     run = make()
-    made, runs = report([], "t", GOAL)
     made = document("t", [summarize(run, GOAL.slo)], GOAL)
     assert run.name in page(made, [run])
-    assert (made.runs[0].name, runs) == (run.name, [])
+    assert made.runs[0].name == run.name
 
 
 def test_a_document_survives_its_file(both: tuple[Document, str], tmp_path: Path) -> None:
@@ -230,7 +229,7 @@ def test_files_that_are_no_summary(tmp_path: Path, content: str, words: str) -> 
 
 def test_the_files_of_a_report_agree(tmp_path: Path) -> None:
     searched(tmp_path / "base")
-    made, runs = report(read_subjects(tmp_path / "base"), "t", None)
+    made, runs = report([read_subject(tmp_path / "base")], "t", None)
     written = write(tmp_path / "out", made, runs)
     assert [path.name for path in written] == [
         "report.html",
@@ -294,18 +293,35 @@ def test_different_workloads_are_refused_unless_allowed() -> None:
     assert "differ in buckets, requests" in check_workloads([a, b], allow=True)[0]
 
 
-def test_subjects_are_found_and_told_apart(tmp_path: Path) -> None:
-    for rate in (2.0, 3.0):
-        write_run(tmp_path / f"{rate:g}.jsonl", run_of("same name", rate, requests=60))
-    subjects = read_subjects(tmp_path)
-    made, _ = report(subjects, "t", None)
-    assert [run.name for run in made.runs] == [
-        "same name at 2 requests/s",
-        "same name at 3 requests/s",
-    ]
-    assert [(pair.base, pair.other) for pair in made.comparisons] == [(0, 1)]
+def test_one_folder_is_shown_and_several_are_compared_part_by_part(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        for rate in (2.0, 3.0, 4.0):
+            if (folder, rate) != ("b", 4.0):
+                run = run_of(f"r{rate:g}", rate, requests=60)
+                run.workload["isl"] = rate  # a grid: every run of another shape
+                write_run(tmp_path / folder / f"{rate:g}.jsonl", run)
+    one, _ = report([read_subject(tmp_path / "a")], "t", None)
+    assert [run.name for run in one.runs] == ["r2", "r3", "r4"]
+    assert one.comparisons == []
+    both, _ = report([read_subject(tmp_path / name) for name in ("a", "b")], "t", None)
+    assert [(pair.base, pair.other) for pair in both.comparisons] == [(0, 1), (2, 3)]
+    assert both.warnings == ["b has no run of r4 to compare"]
+    assert len({run.name for run in both.runs}) == len(both.runs) == 5
+    # two single runs are compared whatever they are called
+    files = [tmp_path / "a" / "2.jsonl", tmp_path / "b" / "3.jsonl"]
+    made, _ = report([read_subject(file) for file in files], "t", None, allow_different=True)
+    assert len(made.comparisons) == 1
     with pytest.raises(ConfigError, match="expected a run's"):
-        read_subjects(tmp_path / "nothing")
+        read_subject(tmp_path / "nothing")
+
+
+def test_a_search_that_found_nothing_is_reported() -> None:
+    found = search(planted(lambda x: 0.5), GOAL, Plan(start=1, most_runs=2, table=False))
+    part = Part("x", [], search_summary(found, "c", "x"))
+    made, runs = report([Subject("s", [part]), Subject("t", [part])], "t", None)
+    assert runs == []
+    assert made.warnings == ["s, x: no run to compare with"]
+    assert "No load offered" in page(made, runs)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from baton.bench.metrics import Slo
 from baton.bench.record import Load, Run
 from baton.bench.report.document import search_summary
 from baton.bench.report.forms import show
-from baton.bench.report.subject import Subject, report
+from baton.bench.report.subject import Part, Subject, report
 from baton.bench.report.words import Numbers
 from baton.bench.report.write import write
 from baton.bench.slo.level import Goal
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for record in run.records[7::97]:
             record.status, record.error = "timeout", "no event for 600 s"
         summary = search_summary(found, config, "mixed 1K to 16K")
-        subjects.append(Subject([run], [summary]))
+        subjects.append(Subject(config, [Part(summary.shape, [run], summary)]))
     made, runs = report(subjects, "Mixed prompts on hy3", None)
     place = tmp_path_factory.mktemp("report")
     write(place, made, runs)

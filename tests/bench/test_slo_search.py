@@ -176,6 +176,25 @@ def test_a_client_that_cannot_keep_up_limits_the_search() -> None:
     assert five(found)[0].mark == ">="
 
 
+def test_a_ceiling_that_is_no_whole_number_ends_the_search() -> None:
+    plan = Plan(vary="concurrency", start=1, highest=10.4)
+    found = search(planted(lambda x: 1.0), GOAL, plan)
+    assert (found.capacity, found.edges["all"].state, found.runs) == (10, "above", 5)
+
+
+def test_a_load_that_the_client_missed_once_is_no_limit() -> None:
+    steady = planted(lambda x: 1.0 if x <= 20 else 0.2)
+
+    def measure(load: Load, replicate: int, stretch: int) -> Run:
+        run = steady(load, replicate, stretch)
+        run.invalid = ["hiccup"] if value(load) == 4 and replicate == 0 else []
+        return run
+
+    found = search(measure, GOAL, ONE)
+    assert found.capacity == pytest.approx(20, rel=0.05)
+    assert found.notes == []
+
+
 def test_saturation_needs_both_slopes() -> None:
     def records(rate: float, seed: int = 0) -> Run:
         return queue(4, 1.0, requests=300, seed=seed)(Load(rate=rate), 0, 1)

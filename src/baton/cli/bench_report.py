@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,13 +67,17 @@ def _report(
     Objectives are those of a search unless given. Runs of different workloads are refused: their
     difference would say nothing about the servers.
     """
-    from baton.bench.report.subject import read_subjects, report
+    from baton.bench.report.subject import read_subject, report
     from baton.bench.report.write import write
 
-    subjects = [subject for path in inputs for subject in read_subjects(path)]
+    subjects = [read_subject(path) for path in inputs]
     names = ", ".join(path.stem or str(path) for path in inputs)
     goal = ResultFlags(ttft=ttft, tpot=tpot, e2e=e2e, attainment=attainment).goal()
     made, runs = report(subjects, title or f"Load on {names}", goal, allow_different)
+    for path, subject in zip(inputs, subjects, strict=True):
+        for part in subject.parts:
+            if part.search is not None:  # this document lies elsewhere than the runs
+                part.search.folder = os.path.relpath(path / part.search.folder, folder)
     written = write(folder, made, runs)
     show(made, json)
     if not json:

@@ -152,7 +152,7 @@ def _search(
 ) -> Document:
     from baton.bench.load.server import ask_server
     from baton.bench.report.document import search_summary
-    from baton.bench.report.subject import Subject, edge_runs, report
+    from baton.bench.report.subject import Subject, report, search_part
     from baton.bench.report.write import write
     from baton.bench.slo.run import search_server
 
@@ -173,8 +173,8 @@ def _search(
             pools=result.devices(),
         )
         searches.append(search_summary(found, served, shape.name, place))
-        runs = [run for s in searches for run in edge_runs(folder / s.folder, s)]
-        made, shown = report([Subject(runs, searches)], _title(served, searches), goal)
+        subject = Subject(served, [search_part(folder, search) for search in searches])
+        made, shown = report([subject], _title(served, searches), goal)
         write(folder, made, shown)
     return made
 

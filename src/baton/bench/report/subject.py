@@ -10,7 +10,6 @@ from baton.bench.record import Run
 from baton.bench.report.compare import check_workloads, compare
 from baton.bench.report.document import (
     Document,
-    RunSummary,
     SearchSummary,
     document,
     load_text,
@@ -20,88 +19,127 @@ from baton.bench.report.document import (
 from baton.bench.report.write import SUMMARY
 from baton.bench.runfile import read_run
 from baton.bench.slo.level import ALL, Goal
-from baton.bench.slo.search import Found
 from baton.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One thing to report or compare: runs, of which the first stands for all, and the searches
-    that they come from."""
+class Part:
+    """Runs that belong together, of which the first stands for all, and the search they are from.
 
+    key: what the same part of another subject is called: the run's name, or the search's shape.
+    """
+
+    key: str
     runs: list[Run]
-    searches: list[SearchSummary]
+    search: SearchSummary | None = None
 
 
-def read_subjects(path: Path) -> list[Subject]:
-    """A run's file, a folder of a search, or a folder of runs (a subject for each).
+@dataclass(frozen=True)
+class Subject:
+    """One thing to report on or to compare with others."""
+
+    name: str
+    parts: list[Part]
+
+
+def read_subject(path: Path) -> Subject:
+    """A run's file, a folder of searches, or a folder of runs.
 
     Raises:
         ConfigError: there is nothing of the kind.
         RunFileError, DocumentError: a file is not what it should be.
     """
     if path.is_file():
-        return [Subject([_named(read_run(path), path)], [])]
+        return Subject(path.stem, [_run_part(path)])
     if (path / SUMMARY).is_file():
-        made = read_document(path / SUMMARY)
-        if made.searches:
-            return [
-                Subject(edge_runs(path / search.folder, search), [search])
-                for search in made.searches
-            ]
+        searches = read_document(path / SUMMARY).searches
+        if searches:
+            return Subject(path.name, [search_part(path, search) for search in searches])
     files = sorted(path.glob("*.jsonl"))
     if not files:
         raise ConfigError(
             f"{path}: expected a run's .jsonl file, a folder of them, or a folder that `baton "
             "bench slo` wrote"
         )
-    return [Subject([_named(read_run(file), file)], []) for file in files]
+    return Subject(path.name, [_run_part(file) for file in files])
 
 
-def edge_runs(folder: Path, search: SearchSummary) -> list[Run]:
-    """The longest run at the load found, then that at the first load that fails."""
+def search_part(root: Path, search: SearchSummary) -> Part:
+    """A search with its longest runs at the load found and at the first load that fails."""
     line = search.found.edges[ALL]
-    loads = [load for load in (line.meets, line.fails) if load is not None]
-    return [_longest(folder, search, search.found, load) for load in loads]
+    runs = []
+    for load in (line.meets, line.fails):
+        if load is not None:
+            trial = max(search.found.level(load).valid, key=lambda trial: trial.sent)
+            run = read_run(root / search.folder / f"{trial.name}.jsonl")
+            run.name = f"{search.config} at {load:g} {search.unit}"
+            runs.append(run)
+    return Part(search.shape, runs, search)
 
 
-def _longest(folder: Path, search: SearchSummary, found: Found, load: float) -> Run:
-    trial = max(found.level(load).valid, key=lambda trial: trial.sent)
-    run = read_run(folder / f"{trial.name}.jsonl")
-    run.name = f"{search.config} at {load:g} {search.unit}"
-    return run
-
-
-def _named(run: Run, file: Path) -> Run:
+def _run_part(file: Path) -> Part:
+    run = read_run(file)
     run.name = run.name or file.stem
-    return run
+    return Part(run.name, [run])
 
 
 def report(
     subjects: Sequence[Subject], title: str, goal: Goal | None, allow_different: bool = False
 ) -> tuple[Document, list[Run]]:
     """A document about the subjects, and the runs it shows: of one subject all of its runs, of
-    several the first of each, compared with the first subject's.
+    several the parts that the first shares with another, compared.
 
     Raises:
-        ConfigError: the subjects' workloads differ and `allow_different` is not set.
+        ConfigError: workloads of parts that are compared differ, and `allow_different` is not set.
     """
-    searches = [search for subject in subjects for search in subject.searches]
+    searches = [part.search for s in subjects for part in s.parts if part.search is not None]
     goals = [search.found.goal for search in searches]
     goal = goal or (goals[0] if goals else None)
     warnings = []
     if any(other != goal for other in goals):
         warnings.append("the searches had different objectives: their loads do not compare")
+    pairs: list[tuple[int, int]] = []
     if len(subjects) == 1:
-        runs = subjects[0].runs
+        runs = [run for part in subjects[0].parts for run in part.runs]
     else:
-        runs = [subject.runs[0] for subject in subjects if subject.runs]
-        warnings += check_workloads(runs, allow_different) if len(runs) > 1 else []
+        runs, pairs = _paired(subjects, warnings)
+    for base, other in pairs:
+        warnings += check_workloads([runs[base], runs[other]], allow_different)
     _distinct(runs)
     slo = goal.slo if goal else None
-    told: list[RunSummary] = [summarize(run, slo) for run in runs]
-    pairs = [compare(0, i, runs, told, slo) for i in range(1, len(runs)) if len(subjects) > 1]
-    return document(title, told, goal, searches, pairs, warnings), runs
+    told = [summarize(run, slo) for run in runs]
+    compared = [compare(base, other, runs, told, slo) for base, other in pairs]
+    return document(title, told, goal, searches, compared, warnings), runs
+
+
+def _paired(
+    subjects: Sequence[Subject], warnings: list[str]
+) -> tuple[list[Run], list[tuple[int, int]]]:
+    """The first run of each part, and which of them are compared."""
+    first, *others = subjects
+    runs: list[Run] = []
+    pairs = []
+    for part in first.parts:
+        if not part.runs:
+            warnings.append(f"{first.name}, {part.key}: no run to compare with")
+            continue
+        base = len(runs)
+        runs.append(part.runs[0])
+        for subject in others:
+            match = _match(part, first, subject)
+            if match is None:
+                warnings.append(f"{subject.name} has no run of {part.key} to compare")
+            else:
+                pairs.append((base, len(runs)))
+                runs.append(match)
+    return runs, pairs
+
+
+def _match(part: Part, mine: Subject, other: Subject) -> Run | None:
+    """The other subject's run of a part; where both have only one, names need not be equal."""
+    alone = len(mine.parts) == len(other.parts) == 1
+    found = next((p for p in other.parts if p.runs and (alone or p.key == part.key)), None)
+    return None if found is None else found.runs[0]
 
 
 def _distinct(runs: Sequence[Run]) -> None:

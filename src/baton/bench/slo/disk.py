@@ -23,8 +23,8 @@ def kept(folder: Path, about: dict[str, Any], offer: Offer, resume: bool) -> Mea
     """A `measure` that answers from the folder where it can and writes there what it runs.
 
     Args:
-        about: the workload and whatever else must be equal for runs to belong to one search; it is
-            compared with each stored run's `workload`.
+        about: what must be equal for runs to belong to one search: parameters of the workload, and
+            the server's "url".
         resume: whether stored runs are used. Without it a folder that has some is refused.
 
     Raises:
@@ -42,10 +42,11 @@ def kept(folder: Path, about: dict[str, Any], offer: Offer, resume: bool) -> Mea
         known = _finished(file) if resume and file.exists() else None
         if known is None:
             return offer(load, stretch, file)
+        told = {**known.workload, "url": known.server.get("url")}
         for name, wanted in about.items():
-            if known.workload.get(name) != wanted:
+            if told.get(name) != wanted:
                 raise OtherSearch(
-                    f"{file}: its run has {name} {known.workload.get(name)!r}, this search "
+                    f"{file}: its run has {name} {told.get(name)!r}, this search "
                     f"{wanted!r}: give it a folder of its own"
                 )
         known.name = known.name or file.stem

@@ -113,6 +113,7 @@ def search_server(
 
     about = {**shape.make(shape.requests).about, **target.about()}
     about = {name: value for name, value in about.items() if name not in OWN}
+    about["url"] = target.base_url
     measure = kept(folder, as_json(about), offer, resume)
     return search(measure, goal, plan, watch)
 

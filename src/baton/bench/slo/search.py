@@ -150,8 +150,6 @@ class _Search:
         self._measure, self._goal, self._plan, self._watch = measure, goal, plan, watch
         self._levels: dict[float, Level] = {}
         self._runs = 0
-        #: lowest load at which every trial was invalid: the client cannot offer it
-        self._limit: float | None = None
 
     def run(self) -> Found:
         criteria = self._goal.criteria if self._plan.table else [ALL]
@@ -191,8 +189,6 @@ class _Search:
         trial = condense(run, self._goal)
         level.trials.append(trial)
         self._runs += 1
-        if not level.valid and len(level.trials) >= min(2, self._plan.replicates):
-            self._limit = load if self._limit is None else min(load, self._limit)
         self._watch(level, trial, self._runs)
 
     def _next(self, criterion: str) -> float | None:
@@ -208,7 +204,7 @@ class _Search:
         top = max(self._levels)
         fails = now.fails if now.fails is not None else self._limit
         if fails is None:
-            return None if top >= plan.highest else plan.rounded(2 * top)
+            return self._double(top)
         if now.meets is None:
             lower = plan.rounded(min(self._levels) / 2)
             settled = lower in self._levels or lower < plan.start / 2**10
@@ -218,6 +214,23 @@ class _Search:
         odd = [load for pair in conflicts(self._sorted(), criterion, target) for load in pair]
         once = [now.meets] if criterion == ALL and len(self._levels[now.meets].trials) < 2 else []
         return self._replicate(criterion, [now.meets, now.fails], [*odd, *once])
+
+    def _double(self, load: float) -> float | None:
+        higher = self._plan.rounded(2 * load)
+        return higher if higher > load else None
+
+    @property
+    def _limit(self) -> float | None:
+        """The load above all valid ones that gave no valid run, again and again: the client cannot
+        offer it."""
+        tries = min(2, self._plan.replicates)
+        valid = max((level.load for level in self._levels.values() if level.valid), default=0.0)
+        beyond = [
+            level.load
+            for level in self._levels.values()
+            if not level.valid and len(level.trials) >= tries and level.load > valid
+        ]
+        return min(beyond, default=None)
 
     def _replicate(
         self, criterion: str, ends: Sequence[float | None], anyway: Sequence[float] = ()
@@ -246,9 +259,9 @@ class _Search:
         at, best = known.index(peak), self._levels[peak].mean("total")
         if at == len(known) - 1:
             flat = at > 0 and best <= (1 + MORE) * self._levels[known[at - 1]].mean("total")
-            if flat or self._levels[peak].saturated or self._limit or peak >= plan.highest:
+            if flat or self._levels[peak].saturated or self._limit is not None:
                 return None
-            return plan.rounded(2 * peak)
+            return self._double(peak)
         if plan.vary == "rate":
             return None  # what an open loop serves rises to a plateau; there is no summit to climb
         for low, high in ((peak, known[at + 1]), (known[at - 1] if at else peak, peak)):
