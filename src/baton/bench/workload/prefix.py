@@ -37,15 +37,7 @@ def prefix(
     Raises:
         WorkloadError: a length or share that cannot be hit exactly.
     """
-    for length in lengths:
-        if length < page or length % page:
-            raise WorkloadError(
-                f"prefix length {length} is no multiple of the cache's page of {page} tokens"
-            )
-    if not all(0 <= hit < 1 for hit in hits):
-        raise WorkloadError(f"hits must be from 0 to below 1, got {list(hits)}")
-    if min(requests, prefixes, osl, page, concurrency) < 1:
-        raise WorkloadError("requests, prefixes, osl, page and concurrency must be at least 1")
+    _check(lengths, hits, min(requests, prefixes, osl, page, concurrency), page)
     jobs: list[Job] = []
     prime: list[Job] = []
     expected: dict[str, float] = {}
@@ -77,6 +69,18 @@ def prefix(
         reset=True,
         expected_hit=expected,
     )
+
+
+def _check(lengths: Sequence[int], hits: Sequence[float], least: int, page: int) -> None:
+    for length in lengths:
+        if length < page or length % page:
+            raise WorkloadError(
+                f"prefix length {length} is no multiple of the cache's page of {page} tokens"
+            )
+    if not all(0 <= hit < 1 for hit in hits):
+        raise WorkloadError(f"hits must be from 0 to below 1, got {list(hits)}")
+    if least < 1:
+        raise WorkloadError("requests, prefixes, osl, page and concurrency must be at least 1")
 
 
 def _ids(jobs: Sequence[Job]) -> int:
