@@ -30,6 +30,9 @@ MIXES = {
     "1x1K": [K],
     "16x1K": [K] * 16,
     "64x1K": [K] * 64,
+    "16x1.04K": [K + 40] * 16,
+    "64x1.04K": [K + 40] * 64,
+    "256x1K": [K] * 256,
     "1x64K": [64 * K],
     "8x64K": [64 * K] * 8,
     "2x32K+30x4K": [32 * K] * 2 + [4 * K] * 30,
@@ -67,7 +70,7 @@ def reference_decode(
 
 def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
     from baton.ops.triton.decode_gqa import decode_gqa as kernel
-    from baton.ops.triton.split import Workspace
+    from baton.ops.triton.split import TaskMap, Workspace, task_map
 
     backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
     cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
@@ -84,33 +87,33 @@ def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
         ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
         report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
 
-        def run(
-            view: Any, programs: int, static: int, space: Workspace, least: int = 1
-        ) -> torch.Tensor:
+        def run(view: Any, shares: TaskMap, space: Workspace, static: int = 0) -> torch.Tensor:
             key, value = view.paged()
-            shares = replace(plan.shares, least=least)
             return kernel(
-                q, key, value, batch.pages, shares, space, spec.scale, programs,
-                backend._gqa, static,
-            )[0]  # fmt: skip
+                q, key, value, batch.pages, shares, space, spec.scale, backend._gqa, static
+            )[0]
+
+        def mapped(programs: int, **options: int) -> tuple[TaskMap, Workspace]:
+            space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
+            size = backend._gqa.tile, spec.num_kv_heads
+            return task_map(batch.positions, *size, programs, **options), space
 
         pieces = max(1, min(max(lengths) // PAGE, backend.programs // (count * spec.num_kv_heads)))
         slots = count * spec.num_kv_heads * pieces
         space = Workspace.make(slots, backend._gqa.rows, spec.head_dim, CUDA)
-        error = difference(run(views[0], 1, pieces, space), want)
-        ms = graph_ms([lambda v=v: run(v, 1, pieces, space) for v in views])
+        error = difference(run(views[0], plan.shares, space, pieces), want)
+        ms = graph_ms([lambda v=v: run(v, plan.shares, space, pieces) for v in views])
         report(title, shape, f"static /{pieces}", ms, limit, error=error, TBps=size / ms / 1e9)
         if sweep:
             for residents in (1, 2, 3, 4):
-                programs = cores * residents
-                space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
-                ms = graph_ms([lambda v=v: run(v, programs, 0, space) for v in views])
+                how = mapped(cores * residents)
+                ms = graph_ms([lambda v=v: run(v, *how) for v in views])
                 report(title, shape, f"  {residents} per SM", ms, limit)
-            programs = backend.programs
-            space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
-            for least in (2, 4):
-                ms = graph_ms([lambda v=v: run(v, programs, 0, space, least) for v in views])
-                report(title, shape, f"  {least} tiles at least", ms, limit)
+            for option in ({"least": 2}, {"least": 4}, {"slack": 2}, {"slack": 8}):
+                how = mapped(backend.programs, **option)
+                ms = graph_ms([lambda v=v: run(v, *how) for v in views])
+                name = " ".join(f"{k} {v}" for k, v in option.items())
+                report(title, shape, f"  {name}", ms, limit)
         peer_flashinfer(spec, title, shape, batch, views, q, limit)
         del views
         peer_fa3_gqa(spec, title, shape, lengths, q, limit)
@@ -182,12 +185,13 @@ def peer_fa3_gqa(
 
 
 def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
-    from baton.ops.triton.decode_mla import MLAConfig
+    from baton.ops.triton import split
+    from baton.ops.triton.decode_mla import SWAPPED, MLAConfig
     from baton.ops.triton.decode_mla import decode_mla as kernel
     from baton.ops.triton.split import Workspace, task_map
 
     backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
-    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    cores, kept = torch.cuda.get_device_properties(CUDA).multi_processor_count, split.COMBINERS
     width = spec.latent_dim + spec.rope_dim
     up = torch.randn(
         spec.num_heads, spec.nope_dim + spec.value_dim, spec.latent_dim, device=CUDA, dtype=BF16
@@ -202,25 +206,28 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
             2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
         ) * 1e3  # fmt: skip
         want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
-        tries: list[tuple[str, MLAConfig, int]] = [
-            ("task map", backend._mla, backend._mla.residents)
-        ]
+        tries: list[tuple[str, MLAConfig, int]] = [("task map", backend._mla, kept)]
         if sweep and spec.num_heads <= 16:
             tries += [
-                ("  2 tiles at least", MLAConfig(16, 64, 8, 3, 1, 2), 1),
-                ("  4 tiles at least", MLAConfig(16, 64, 8, 3, 1, 4), 1),
-                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2), 2),
+                ("  no slack", replace(backend._mla, slack=-1), kept),
+                ("  slack 4", replace(backend._mla, slack=4), kept),
+                ("  swapped", SWAPPED, kept),
+                ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
+                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), kept),
+                *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
             ]
-        for name, config, residents in tries:
-            programs = cores * residents
+        for name, config, split.COMBINERS in tries:
+            programs = cores * config.residents
             space = Workspace.make(2 * programs, config.rows, spec.latent_dim, CUDA)
             blocks = -(-spec.num_heads // config.rows)
-            shares = task_map(batch.positions, config.tile, blocks, None, config.least)
+            shares = task_map(
+                batch.positions, config.tile, blocks, programs, None, config.least, config.slack
+            )
 
-            def run(view: Any, c=config, s=shares, w=space, p=programs) -> torch.Tensor:
+            def run(view: Any, c=config, s=shares, w=space) -> torch.Tensor:
                 return kernel(
                     q[..., : spec.latent_dim], q[..., spec.latent_dim :], view.paged()[0],
-                    batch.pages, s, w, spec.scale, p, c,
+                    batch.pages, s, w, spec.scale, c,
                 )[0]  # fmt: skip
 
             try:
@@ -229,6 +236,7 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
                 report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
             except Exception as problem:
                 failed(title, shape, name, problem)
+        split.COMBINERS = kept
         plan = backend.plan_decode(batch, range(count), PAGE)
         whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
         ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ def candidates(tokens: int, case: Case, gated: bool) -> list[Tiles]:
         shared = (base.m + n * (2 if gated else 1)) * k * 2 * stages
         accumulators = base.m * n * (2 if gated else 1) // (32 * warps)
         if 48_000 <= shared <= 220_000 and accumulators <= 128 and (base.swap or n >= 128):
-            made.append(Tiles(base.m, n, k, base.swap, warps, stages, base.group))
+            made.append(replace(base, n=n, k=k, warps=warps, stages=stages))
     return made
 
 

@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,sample,head] [--out F]
+    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,align,sample,head] [--out F]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -25,7 +25,7 @@ from baton.ops.activation import silu_mul
 from baton.ops.norm import add_rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
-from baton.ops.router import gate
+from baton.ops.router import gate, split_weight
 
 BF16 = torch.bfloat16
 
@@ -104,6 +104,8 @@ def mla(table: Table) -> None:
 
 
 def router(table: Table) -> None:
+    from baton.ops.triton import router as kernels
+
     config = MoEConfig(
         192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
     )
@@ -112,6 +114,10 @@ def router(table: Table) -> None:
     for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
         x, few = randn(tokens, 4096), weights[: 16 if tokens <= 1024 else 2]
         calls = [partial(gate, x, w, bias, config) for w in few]
+        split = [partial(gate, x, w, bias, config, split_weight(w)) for w in few]
+        kept, kernels.SPLIT_FROM = kernels.SPLIT_FROM, 0
+        times = both(calls) | {"split": attempt(split)}
+        kernels.SPLIT_FROM = kept
         want = (x.double() @ weights[0].double().t()).sigmoid()
         experts, _ = calls[0]()
         best = (want + bias.double()).topk(8).values.sum()
@@ -119,11 +125,23 @@ def router(table: Table) -> None:
         moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
         table.add(
             f"gate+choose 192x4096 T={tokens}",
-            both(calls),
+            times,
             moved,
             6.0 * tokens * 192 * 4096,
             regret,
         )
+
+
+def alignment(table: Table) -> None:
+    from baton.ops.triton.align import align
+
+    for count, top_k, block in ((64, 6, 128), (192, 8, 128), (193, 9, 16)):
+        for tokens in (16, 64, 256) if block == 16 else (1024, 4096, 16384):
+            scores = [torch.rand(tokens, count, device="cuda") for _ in range(8)]
+            chosen = [x.topk(top_k, 1).indices for x in scores]
+            calls = [partial(align, ids, count, block) for ids in chosen]
+            moved = tokens * top_k * 16.0
+            table.add(f"align {tokens}x{top_k} of {count}", {"ours": attempt(calls)}, moved)
 
 
 def sampling(table: Table) -> None:
@@ -169,6 +187,7 @@ PARTS = {
     "gqa": gqa,
     "mla": mla,
     "gate": router,
+    "align": alignment,
     "sample": sampling,
     "head": head,
 }

@@ -183,7 +183,8 @@ def test_tables_fit(folder: str) -> None:
     row["experts"] |= {"source": "expected"}
     kernels = [("k" * 300, 10.0, 20.0), ("other", 21.0, 26.0)]
     found = activity(kernels, 12)
-    row["profile"] = vars(found) | {"idle_share": found.idle_share}
+    shares = {"idle_share": found.idle_share, "waiting_share": found.waiting_share}
+    row["profile"] = vars(found) | shares
     document["skipped"].append({"point": "ttft 1", "reason": "the budget was spent"})
     document["start"]["kernel_cache"] = "cold"
     document["memory"]["device_peak_bytes"] = 2**36
@@ -201,7 +202,9 @@ def test_idle_share() -> None:
     assert (found.span, found.busy, found.longest_gap) == (40.0, 22.0, 18.0)
     assert found.idle_share == pytest.approx(18 / 40)
     assert found.kernels == {"a": 17.0, "b": 10.0}
-    assert activity([], 3).idle_share == 0.0
+    assert activity([], 3).idle_share == activity([], 3).waiting_share == 0.0
+    handover = activity([("a", 0.0, 10.0), ("b", 11.0, 20.0), ("c", 25.0, 50.0)], 1)
+    assert handover.waiting_share == pytest.approx(5 / 50), "1 us is how graphs go on"
 
 
 def test_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:

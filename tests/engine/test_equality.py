@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from baton import LLM, SamplingParams
+from baton.engine import build
+from baton.runner.runner import Runner
+from baton.scheduler.cost import CostModel
 
 FAMILIES = ["llama", "qwen3_moe", "hy_v3", "deepseek_v3"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -92,6 +95,46 @@ def test_seeded_sampling_does_not_depend_on_the_batch(tiny: Callable[[str], str]
         assert [answers(llm, [p], SEEDED)[0] for p in batch] == together
     with LLM(tiny("llama"), **(BASE | {"num_kv_pages": 9, "max_model_len": 100})) as llm:
         assert answers(llm, batch * 2, SEEDED) == together * 2
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_chunks_that_go_by_layers(
+    case: tuple[str, list[list[int]], list[list[int]]], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token costs 2 ms and a step has 60: long prompts pass a layer per step beside decodes."""
+
+    def fixed(cost: CostModel, *_: object) -> None:
+        cost.coefficients = (0.0, 2e-3, 0.0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(build, "measure_cost", fixed)
+    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
+    parts = []
+    advance = Runner._advance
+
+    def watched(runner: Runner, *rest: Any) -> None:
+        parts.append(rest[2].layers)
+        advance(runner, *rest)
+
+    monkeypatch.setattr(Runner, "_advance", watched)
+    model, batch, alone = case
+    with LLM(model, **BASE, step_time="60ms", max_num_seqs=2, tensor_parallel_size=size) as llm:
+        whole = [batch[0], *batch]  # the first one decodes beside all others
+        longer = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+        found = llm.generate(whole, [longer] + [GREEDY] * len(batch))
+        assert [out.completions[0].token_ids for out in found[1:]] == alone
+        asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+        plain = [llm.generate([p], asked)[0].prompt_logprobs for p in batch]
+        beside = llm.generate(whole, [longer] + [asked] * len(batch))[1:]
+        for one, other in zip(plain, beside, strict=True):
+            pairs = list(zip(one or (), other.prompt_logprobs or (), strict=True))[1:]
+            assert all(
+                mine.chosen.token_id == theirs.chosen.token_id
+                and mine.chosen.logprob == pytest.approx(theirs.chosen.logprob, abs=1e-9)
+                for mine, theirs in pairs
+            )
+        llm.core.scheduler.check()
+        assert llm.stats().kv_pages_used == 0
+    assert {(0, 1), (1, 2), (2, 3)} <= set(parts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

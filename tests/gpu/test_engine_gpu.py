@@ -10,6 +10,9 @@ import torch
 import transformers
 
 from baton import LLM, SamplingParams
+from baton.engine import build
+from baton.runner.runner import Runner
+from baton.scheduler.cost import CostModel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,3 +117,41 @@ def test_graphs_change_no_token(
     for eager_answer, graph_answer in zip(*found, strict=True):
         assert eager_answer.token_ids == graph_answer.token_ids
         assert eager_answer.logprobs == graph_answer.logprobs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chunk_by_layers_equals_one_in_a_single_pass(
+    wide: Callable[[str], str], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: prompt log-probabilities keep both runs off the graphs, whose padding differs."""
+    monkeypatch.setenv("BATON_DEBUG", "0")
+
+    def fixed(cost: CostModel, *_: object) -> None:
+        cost.coefficients = (0.0, 1e-4, 0.0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(build, "measure_cost", fixed)
+    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
+    parts = []
+    advance = Runner._advance
+
+    def watched(runner: Runner, *rest: Any) -> None:
+        parts.append(rest[2].layers)
+        advance(runner, *rest)
+
+    monkeypatch.setattr(Runner, "_advance", watched)
+    prompts = [[(7 * i + j) % 310 + 3 for j in range(n)] for i, n in enumerate((9, 5, 1500, 700))]
+    asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
+    longer = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    brief = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(wide(family), **BASE | {"max_num_seqs": 2}, step_time="60ms") as llm:
+        alone = [llm.generate([prompt], asked)[0] for prompt in prompts[2:]]
+        assert not parts
+        # the second leaves its slot to the long one while the first decodes
+        beside = [
+            llm.generate([*prompts[:2], prompt], [longer, brief, asked])[2]
+            for prompt in prompts[2:]
+        ]
+    assert len(parts) >= 4
+    for one, other in zip(alone, beside, strict=True):
+        assert one.prompt_logprobs == other.prompt_logprobs
+        assert one.completions[0].token_ids[0] == other.completions[0].token_ids[0]

@@ -16,7 +16,7 @@ from baton.ops.moe import expert_mlp
 from baton.ops.norm import add_rms_norm, rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
-from baton.ops.router import gate, route
+from baton.ops.router import gate, route, split_weight
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,6 +114,21 @@ def test_experts_that_all_tokens_visit(
     assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, common=common))
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 512, 352), (4, 2, 1024, 192)])
+def test_the_height_of_a_tile_changes_no_bit(experts_weights, shape) -> None:
+    """Ten tokens go to two experts, alone (half a tile each) or with all others (whole tiles)."""
+    count, top_k, hidden, inner = shape
+    gate_up, down = experts_weights(count, hidden, inner, BF16)
+    x = torch.randn(400, hidden, device="cuda", dtype=BF16)
+    weights = torch.rand(400, top_k, device="cuda")
+    found = []
+    for others in (0, 2):
+        experts = torch.tensor([0, 1], device="cuda").repeat(400, 1)
+        experts[10:] += others
+        found.append(expert_mlp(x, experts, weights, gate_up, down)[:10])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("tokens", [1, 40, 3000])
 def test_experts_of_the_library(experts_weights, tokens: int) -> None:
     from baton.ops.triton import moe_library
@@ -157,15 +172,16 @@ def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
         assert torch.equal(out, step())
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 65, 500, 3000])
-def test_gate(tokens: int) -> None:
+def test_gate(tokens: int, split: bool) -> None:
     config = MoEConfig(
         192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
     )
     x = torch.randn(tokens, 4096, device="cuda", dtype=BF16)
     weight = torch.randn(192, 4096, device="cuda") * 0.02
     bias = torch.randn(192, device="cuda") * 0.01
-    experts, weights = gate(x, weight, bias, config)
+    experts, weights = gate(x, weight, bias, config, split_weight(weight) if split else None)
     logits = x.cpu().double() @ weight.cpu().double().t()
     want, want_weights = route(logits, bias.cpu().double(), config)
     experts, order = experts.cpu().sort(1)

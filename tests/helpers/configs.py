@@ -8,13 +8,15 @@ from baton.config.engine import EngineConfig
 from baton.config.model import GQAConfig, ModelConfig, RopeConfig
 
 
-def make_model(vocab_size: int = 97, eos: tuple[int, ...] = (0,)) -> ModelConfig:
+def make_model(
+    vocab_size: int = 97, eos: tuple[int, ...] = (0,), num_layers: int = 1
+) -> ModelConfig:
     """The shape of a tiny dense model."""
     return ModelConfig(
         family="llama",
         vocab_size=vocab_size,
         hidden_size=8,
-        num_layers=1,
+        num_layers=num_layers,
         intermediate_size=8,
         attention=GQAConfig(num_heads=1, num_kv_heads=1, head_dim=8),
         rope=RopeConfig(dim=8),

@@ -50,13 +50,22 @@ class FakeRunner:
     """Runs plans at once, returns results in order. `failing[slot owner]` is not its business:
     failures are injected by `fail(plan row) -> error or None`."""
 
-    def __init__(self, num_slots: int, kv: KVManager, seconds_per_token: float = 1e-4) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        kv: KVManager,
+        seconds_per_token: float = 1e-4,
+        num_layers: int = 1,
+    ) -> None:
         self.kv = kv
+        self.num_layers = num_layers
         self.seconds_per_token = seconds_per_token
         self.slots: list[Slot | None] = [None] * num_slots
         self.memory: list[int | None] = [None] * (kv.num_pages * kv.page_size)
         self.results: deque[StepResult] = deque()
         self.errors: dict[int, str] = {}  # row index -> error, for the next launch
+        self.under_way: tuple[int, int, int, int] | None = None  # slot, start, length, layers done
+        self.deep_chunks = 0
         self.next_step = 0
 
     def launch(self, plan: StepPlan) -> None:
@@ -69,30 +78,60 @@ class FakeRunner:
         for slot in plan.release:
             assert self.slots[slot] is not None, "release of an empty slot"
             self.slots[slot] = None
+            if self.under_way and self.under_way[0] == slot:
+                self.under_way = None
         for admit in plan.admit:
             assert self.slots[admit.slot] is None, "admit to a slot in use"
             self.slots[admit.slot] = Slot(admit)
         written: dict[int, int] = {}
-        inputs = [self._write(row, written, index) for index, row in enumerate(plan.rows)]
+        ended = [self._pass(row) for row in plan.rows]
+        inputs = [
+            self._write(row, written, index) if ended[index] else []
+            for index, row in enumerate(plan.rows)
+        ]
         rows = [
-            self._read(row, ids, written, index)
+            self._read(row, ids, written, index) if ended[index] else RowResult()
             for index, (row, ids) in enumerate(zip(plan.rows, inputs, strict=True))
         ]
+        assert sum(row.layers is not None for row in plan.rows) <= 1
         for index, message in self.errors.items():
             rows[index].error = message
         self.errors = {}
-        seconds = 1e-3 + self.seconds_per_token * plan.num_tokens
-        seconds += 1e-8 * sum(pairs(row.length, row.start) for row in plan.rows)
+        seconds = 1e-3
+        for row in plan.rows:
+            share = 1.0 if row.layers is None else (row.layers[1] - row.layers[0]) / self.num_layers
+            seconds += share * self.seconds_per_token * row.length
+            seconds += share * 1e-8 * pairs(row.length, row.start)
         self.results.append(StepResult(plan.step, rows, seconds))
 
     def collect(self) -> StepResult:
         """The oldest result not collected."""
         return self.results.popleft()
 
-    def _write(self, row: Row, written: dict[int, int], index: int) -> list[int]:
+    def _pass(self, row: Row) -> bool:
+        """Take a row through its layers; whether it has passed all of them."""
         slot = self.slots[row.slot]
         assert slot is not None, "row for an empty slot"
         slot.pages.extend(row.pages)
+        if row.layers is None:
+            assert row.ends
+            assert self.under_way is None or self.under_way[0] != row.slot, "overtakes itself"
+            return True
+        first, last = row.layers
+        assert first < last
+        chunk = (row.slot, row.start, row.length)
+        if first == 0:
+            self.deep_chunks += 1
+        else:
+            assert not row.pages
+            assert self.under_way == (*chunk, first), "goes on where no chunk stands"
+        self.under_way = None if row.ends else (*chunk, last)
+        assert not (row.sample and not row.ends)
+        return row.ends
+
+    def _write(self, row: Row, written: dict[int, int], index: int) -> list[int]:
+        slot = self.slots[row.slot]
+        assert slot is not None
         assert row.length > 0
         assert row.start + row.length <= len(slot.pages) * self.kv.page_size, "table too short"
         ids = row.tokens

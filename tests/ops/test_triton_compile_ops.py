@@ -20,24 +20,23 @@ def ints(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), "i32")
 
 
-def gemm(
-    experts: int, top_k: tuple[int, int], width: int, inner: int, tiles: Tiles, gated: bool,
-    direct: bool,
-) -> Compiled:  # fmt: skip
+def gemm(width: int, inner: int, tiles: Tiles, gated: bool, direct: bool) -> Compiled:
     index = L if direct else "*i32"
     block = f"tensordesc<bf16[{tiles.n if gated else tiles.m},{tiles.k}]>"
     return compile_sm90(
         moe._grouped_gemm,
         {
             "x": B, "a": block, "w": f"tensordesc<bf16[{tiles.n},{tiles.k}]>", "out": B,
-            "rows": index, "experts": index, "ends": index, **ints("pairs blocks x_stride"),
+            "rows": index, "experts": index, "ends": index,
+            **ints("pairs blocks count top_k routed x_stride"),
         },
         {
-            "E": experts, "N": width, "K": inner, "TOP_K": sum(top_k), "ROUTED": top_k[0],
-            "BM": tiles.m, "BN": tiles.n, "BK": tiles.k, "GROUP": tiles.group,
-            "GATED": gated, "SWAP": tiles.swap, "DIRECT": direct,
+            "N": width, "K": inner, "BM": tiles.m, "BN": tiles.n, "BK": tiles.k,
+            "GROUP": tiles.group, "GATED": gated, "SWAP": tiles.swap, "DIRECT": direct,
+            "HALF": tiles.half,
         },
-        unaligned=("pairs", "blocks"), num_warps=tiles.warps, num_stages=tiles.stages,
+        unaligned=("pairs", "blocks", "count", "top_k", "routed"),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
@@ -57,14 +56,13 @@ TOKENS = [1, 64, 256, 1024, 16384]
     + [pytest.param(t, s, marks=pytest.mark.slow) for t in TOKENS for s in ("moonlight", "qwen3")],
 )
 def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
-    experts, top_k, common, hidden, inner = SHAPES[shape]
+    experts, top_k, _, hidden, inner = SHAPES[shape]
     pairs = tokens * top_k
     tiles = tiles_for(pairs, experts, gated, 2)
     size = (inner, hidden) if gated else (hidden, inner)
-    chosen, direct = (top_k, common), pairs <= moe.DIRECT_PAIRS
-    made = gemm(experts + common, chosen, *size, tiles, gated, direct)
+    made = gemm(*size, tiles, gated, pairs <= moe.DIRECT_PAIRS)
     assert made.local == 0
-    assert made.count("HGMMA") >= 4
+    assert made.count("HGMMA") >= (8 if tiles.half else 4)  # both heights
     assert made.count("UTMALDG") >= 1
     # Decode hides a program's start behind another's stream: two must fit an SM.
     programs = 2 if pairs <= 20 * experts else 1
@@ -75,27 +73,31 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {
     f"align {chunk}": (
         align._align,
-        {"ids": L, **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"), "pairs": "i32"},
-        {"E": 192, "LANES": 256, "CHUNK": chunk, "BLOCK_M": block},
-        {"num_warps": warps},
+        {
+            "ids": L,
+            **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"),
+            **ints("pairs block_m"),
+        },
+        {"LANES": 256, "CHUNK": chunk},
+        {"num_warps": warps, "unaligned": ("pairs", "block_m")},
     )
-    for chunk, block, warps in ((512, 16, 4), (2048, 128, 8))
+    for chunk, warps in ((512, 4), (2048, 8))
 }
 KERNELS["align count"] = (
     align._count,
-    {"ids": L, "counts": "*i32", "pairs": "i32"},
-    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK},
-    {"unaligned": ("pairs",)},
+    {"ids": L, "counts": "*i32", **ints("pairs chunk_size")},
+    {"LANES": 256, "STEP": align.STEP},
+    {"unaligned": ("pairs", "chunk_size")},
 )
 KERNELS["align place"] = (
     align._place,
     {
         "ids": L,
-        **dict.fromkeys(("upto", "rows", "place", "experts", "ends"), "*i32"),
-        **ints("pairs chunks"),
+        **dict.fromkeys(("counts", "rows", "place", "experts", "ends"), "*i32"),
+        **ints("pairs chunks chunk_size count block_m"),
     },
-    {"E": 193, "LANES": 256, "CHUNK": align.CHUNK, "BLOCK_M": 128},
-    {"num_warps": 8, "unaligned": ("pairs", "chunks")},
+    {"LANES": 256, "STEP": align.STEP, "READ": align.READ},
+    {"num_warps": 8, "unaligned": ("pairs", "chunks", "chunk_size", "count", "block_m")},
 )
 KERNELS["combine"] = (
     moe._combine,
@@ -151,11 +153,11 @@ for many in (1, 4):
         },
         {"unaligned": ("tokens",)},
     )  # fmt: skip
-for tokens, inner, part in ((16, 128, 256), (64, 64, 4096), (128, 64, 4096)):
+for tokens, inner in ((16, 128), (64, 64)):
     KERNELS[f"gate {tokens}"] = (
         router._gate,
-        {"x": B, "w": F, "out": F, **ints("tokens x_stride")},
-        {"E": 192, "H": 4096, "PART": part, "BE": 64, "BT": tokens, "BK": inner},
+        {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
+        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner},
         {"unaligned": ("tokens",)},
     )
 for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
@@ -163,14 +165,14 @@ for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
         router._choose,
         {
             **dict.fromkeys(("logits", "bias", "weights"), F),
-            "experts": L, "tokens": "i32", "scale": "fp32",
+            "experts": L, **ints("parts part_stride stride"), "scale": "fp32",
         },
         {
             "PARTS": 16, "E": experts, "LANES": 256 if experts > 64 else 64, "TOP_K": 8,
             "SHARED": 1, "SIGMOID": True, "BIAS": True, "NORMALISE": True, "GROUPS": groups,
             "TOP_GROUPS": top_groups, "PAIR": True,
         },
-        {"num_warps": 1, "unaligned": ("tokens",)},
+        {"num_warps": 1, "unaligned": ("parts", "part_stride")},
     )  # fmt: skip
 VOCAB = {"V": 120832, "BLOCKS": 59, "B": 2048}
 TABLES = {"slots": L, "temperatures": "*fp64"}

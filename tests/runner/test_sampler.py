@@ -324,7 +324,7 @@ def test_no_step_depends_on_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for slots in (list(range(len(KINDS))), [2], [0], [5, 6]):
         tokens = sampler.sample(torch.empty(len(slots), VOCAB, device="meta"), slots)
         assert isinstance(tokens, Tensor)
-        assert tokens.shape == (len(slots),)
+        assert tokens.shape == (2, len(slots)), "tokens, and which rows are unusable"
 
 
 @pytest.mark.gpu

@@ -14,25 +14,28 @@ from baton.core.request import FinishReason, TokenOutput
 from baton.core.step import StepPlan
 from baton.kv.manager import KVManager
 from baton.scheduler import queue
-from baton.scheduler.cost import BytesModel, CostModel
+from baton.scheduler.cost import BytesModel, CostModel, Features
+from baton.scheduler.planner import LEAST
 from baton.scheduler.scheduler import Scheduler
-from helpers.configs import make_config
+from helpers.configs import make_config, make_model
 from helpers.fake_runner import FakeRunner, alone
 from helpers.mixes import Mix, Run, drive, make_mix
 
 MIXES = int(os.environ.get("BATON_TEST_MIXES", "300"))
 GROUP = 25
+DEEP: list[int] = []  # chunks of each mix that went by layers
 
 
 def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
-    config = make_config(**mix.config)
+    config = make_config(**mix.config, model=make_model(num_layers=1 + mix.seed % 4))
     kv = KVManager(
         config.num_pages, config.page_size, b"test", config.prefix_caching, track_freed=True
     )
     bytes_model = BytesModel(per_token=20, per_context_token=5)
     scheduler = Scheduler(config, kv, CostModel(bytes_model))
     scheduler._planner.patience = 3
-    runner = FakeRunner(config.max_num_seqs, kv)
+    layers = config.model.num_layers
+    runner = FakeRunner(config.max_num_seqs, kv, mix.seed % 3 * 5e-4 + 1e-4, layers)
     left = dict(mix.failures)
 
     def launch(plan: StepPlan) -> None:
@@ -45,22 +48,32 @@ def run_mix(mix: Mix) -> tuple[Run, Scheduler, EngineConfig]:
         runner.launch(plan)
 
     run = drive(mix, scheduler, launch, runner.collect)
+    DEEP.append(runner.deep_chunks)
     assert kv.used == 0, "pages leaked"
     assert len(scheduler._seats.free) == scheduler._seats.num_slots, "slots leaked"
     return run, scheduler, config
 
 
 def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> None:
-    """Seconds and bytes as predicted now stay in their limits, but for a floor of one page."""
-    assert sum(len(row.tokens) for row in plan.rows) <= config.max_num_batched_tokens
-    chunks = [row.length for row in plan.rows if row.tokens]
-    if sum(chunks) <= config.page_size:
-        return
+    """Seconds and bytes as predicted now stay in their limits, but for a floor of one page or one
+    layer. A chunk that goes by layers runs apart, so its bytes and tokens are its own."""
     draft, cost = scheduler._in_flight[-1][1], scheduler._cost
-    longest = max(row.start + row.length for row in plan.rows)
-    assert cost.bytes.predict(plan.num_tokens, longest) <= config.step_memory
-    if draft.decodes:
-        assert cost.predict(draft.features) <= config.step_time + 1e-9
+    whole = [row for row in plan.rows if row.layers is None]
+    deep = [row for row in plan.rows if row.layers is not None]
+    assert sum(len(row.tokens) for row in whole) <= config.max_num_batched_tokens
+    chunks = sum(len(row.tokens) for row in whole)
+    if chunks > config.page_size:
+        longest = max(row.start + row.length for row in whole)
+        tokens = sum(row.length for row in whole)
+        assert cost.bytes.predict(tokens, longest) <= config.step_memory
+    for row in deep:
+        assert row.length <= config.max_num_batched_tokens
+        assert cost.bytes.predict(row.length, row.start + row.length) <= config.step_memory
+    floor = chunks <= config.page_size and all(b - a == 1 for a, b in (r.layers for r in deep))
+    if draft.decodes and not floor:
+        decodes = Features(draft.decodes, 0.0, draft.context, draft.decodes)
+        least = cost.predict(decodes) + LEAST * config.step_time
+        assert cost.predict(draft.features) <= max(config.step_time, least) + 1e-9
 
 
 def check_outputs(mix: Mix, run: Run, config: EngineConfig) -> None:
@@ -107,3 +120,9 @@ def test_mix(first: int) -> None:
         mix = make_mix(seed)
         run, _, config = run_mix(mix)
         check_outputs(mix, run, config)
+
+
+def test_mixes_hold_chunks_that_go_by_layers() -> None:
+    for seed in range(40):
+        run_mix(make_mix(seed))
+    assert sum(DEEP[-40:]) > 5

@@ -7,6 +7,7 @@ prefill. Each half has its own backend, the same one unless the user names a pai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -58,6 +59,10 @@ class AttentionBackend:
 
     def warm_up(self) -> None:
         """Compile now what would otherwise be compiled while a request waits."""
+
+    def held_context(self, page_size: int) -> float:
+        """Most tokens of context that prefill has gathered at once; infinite: all there are."""
+        return math.inf
 
     def plan_prefill(self, batch: ForwardBatch, sequences: Sequence[int], page_size: int) -> Any:
         """Plan the sequences (indices into the batch) with more than one query."""
@@ -112,8 +117,8 @@ class AttentionPlan:
     slots: torch.Tensor
     prefill: Any
     decode: Any
-    prefill_rows: torch.Tensor | None  # int64; None: all rows
-    decode_rows: torch.Tensor | None
+    prefill_rows: slice | torch.Tensor | None  # None: all rows
+    decode_rows: slice | torch.Tensor | None
 
 
 class Attention:
@@ -145,8 +150,8 @@ class Attention:
             slots=batch.slots,
             prefill=self.prefill.plan_prefill(batch, long, page_size) if long else None,
             decode=self.decode.plan_decode(batch, single, page_size) if single else None,
-            prefill_rows=_rows(batch, long) if mixed else None,
-            decode_rows=_rows(batch, single) if mixed else None,
+            prefill_rows=rows_of(batch, long) if mixed else None,
+            decode_rows=rows_of(batch, single) if mixed else None,
         )
 
     def gqa(
@@ -202,11 +207,19 @@ class Attention:
         return _join(plan, q.shape[0], long, single)
 
 
-def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> torch.Tensor:
-    """Flat row numbers of `sequences`, int64 on the batch's device."""
+def rows_of(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tensor:
+    """Flat rows of `sequences`: a slice where they follow one another, else int64 numbers."""
     starts = row_starts(batch)
+    if consecutive(sequences):
+        last = sequences[-1]
+        return slice(starts[sequences[0]], starts[last] + batch.query_lens[last])
     rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
     return to_device(torch.cat(rows), batch.slots.device)
+
+
+def consecutive(numbers: Sequence[int]) -> bool:
+    """Each is one more than the one before it."""
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -233,6 +246,8 @@ def _join(
         only = single if long is None else long
         assert only is not None, "a step has at least one row"
         return only
+    assert plan.prefill_rows is not None
+    assert plan.decode_rows is not None
     out = long.new_empty(rows, *long.shape[1:])
     out[plan.prefill_rows] = long
     out[plan.decode_rows] = single

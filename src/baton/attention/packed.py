@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from baton.attention.backend import AttentionBackend, row_starts, to_device
+from baton.attention.backend import AttentionBackend, consecutive, rows_of, to_device
 from baton.attention.spec import AttentionNeed, MLASpec
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
@@ -100,8 +100,8 @@ class PackedBackend(AttentionBackend):
 
     # -- planning ------------------------------------------------------------------------
 
-    def _budget(self, page_size: int) -> int:
-        """Tokens of context that the workspace holds, a multiple of the page size."""
+    def held_context(self, page_size: int) -> int:
+        """See AttentionBackend; a multiple of the page size."""
         spec, size = self.need.spec, self.need.dtype.itemsize
         per_token = spec.kv_shape.width
         if isinstance(spec, MLASpec):
@@ -113,7 +113,7 @@ class PackedBackend(AttentionBackend):
         self, batch: ForwardBatch, sequences: Sequence[int], page_size: int
     ) -> PackedPlan:
         """See AttentionBackend."""
-        budget, start = self._budget(page_size), 0
+        budget, start = self.held_context(page_size), 0
         groups: list[Group] = []
         run: list[int] = []
         tokens = 0
@@ -131,7 +131,7 @@ class PackedBackend(AttentionBackend):
             tokens = (tokens if run else 0) + context + new
             run.append(i)
         self._close(batch, run, groups, start)
-        return PackedPlan(_rows(batch, sequences), groups)
+        return PackedPlan(rows_of(batch, sequences), groups)
 
     def _close(self, batch: ForwardBatch, run: list[int], groups: list[Group], start: int) -> int:
         """Make one group of the sequences in `run`; where the next one starts."""
@@ -296,22 +296,8 @@ def _piece(
     return Piece(q_lens, k_lens, cu_q, cu_k, causal, pages)
 
 
-def _consecutive(numbers: Sequence[int]) -> bool:
-    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
 def _tables(batch: ForwardBatch, sequences: list[int]) -> torch.Tensor:
     """Page tables of `sequences`, a view where they are consecutive."""
-    if _consecutive(sequences):
+    if consecutive(sequences):
         return batch.pages[sequences[0] : sequences[0] + len(sequences)]
     return batch.pages[to_device(torch.tensor(sequences), batch.pages.device)]
-
-
-def _rows(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tensor:
-    """Flat rows of `sequences`."""
-    starts = row_starts(batch)
-    if _consecutive(sequences):
-        last = sequences[-1]
-        return slice(starts[sequences[0]], starts[last] + batch.query_lens[last])
-    rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
-    return to_device(torch.cat(rows), batch.pages.device)

@@ -49,12 +49,12 @@ class TritonBackend(AttentionBackend):
             self._gqa = gqa_config(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
             self._shape = self._gqa.tile, spec.num_kv_heads
             self._space = self._gqa.rows, spec.head_dim
-            residents, self._least = self._gqa.residents, self._gqa.least
+            residents, self._share = self._gqa.residents, (self._gqa.least, self._gqa.slack)
         else:
             self._mla = mla_config(spec.num_heads, size)
             self._shape = self._mla.tile, -(-spec.num_heads // self._mla.rows)
             self._space = self._mla.rows, spec.latent_dim
-            residents, self._least = self._mla.residents, self._mla.least
+            residents, self._share = self._mla.residents, (self._mla.least, self._mla.slack)
         cores = (
             torch.cuda.get_device_properties(need.device).multi_processor_count
             if need.device.type == "cuda"
@@ -90,7 +90,7 @@ class TritonBackend(AttentionBackend):
             index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
             index = to_device(index, pages.device)
             rows, pages = index[0], pages[index[1]]
-        shares = task_map(batch.positions, *self._shape, rows, self._least)
+        shares = task_map(batch.positions, *self._shape, self.programs, rows, *self._share)
         return TritonPlan(rows, pages, shares)
 
     def _scratch(self) -> Workspace:
@@ -108,7 +108,7 @@ class TritonBackend(AttentionBackend):
         key, value = _pages(view)
         out, _ = decode_gqa(
             _rows(q, plan), key, value, plan.pages, plan.shares, self._scratch(),
-            self.need.spec.scale, self.programs, self._gqa,
+            self.need.spec.scale, self._gqa,
         )  # fmt: skip
         return out
 
@@ -125,10 +125,13 @@ class TritonBackend(AttentionBackend):
         moved = torch.bmm(nope.transpose(0, 1), up[:, : spec.nope_dim]).transpose(0, 1)
         mixed, _ = decode_mla(
             moved, rope, _pages(view)[0], plan.pages, plan.shares, self._scratch(),
-            spec.scale, self.programs, self._mla,
+            spec.scale, self._mla,
         )  # fmt: skip
         values = up[:, spec.nope_dim :].transpose(1, 2)
-        return torch.bmm(mixed.transpose(0, 1), values).transpose(0, 1)
+        # Written where the output projection reads it: token by token, without a copy.
+        out = q.new_empty(*q.shape[:2], spec.value_dim)
+        torch.bmm(mixed.transpose(0, 1), values, out=out.transpose(0, 1))
+        return out
 
 
 def _rows(q: torch.Tensor, plan: TritonPlan) -> torch.Tensor:

@@ -205,7 +205,8 @@ def bench(url: str, model: str, folder: Path, console: Console) -> list[Run]:
     runs = sweep(points, Target(url, model), console, keep=Keep(folder))
     rows = {run.name: metrics(run) for run in runs}
     console.print(rows_table(rows, f"{len(runs)} runs (latencies in ms)", "run"))
-    console.print(rows_table(by_group(runs[4]), "prefix groups", "prefix and hit"))
+    groups = by_group(next(run for run in runs if run.name == "prefix"))
+    console.print(rows_table(groups, "prefix groups (latencies in ms)", "prefix and hit"))
     for run in runs:
         for line in problems(run):
             console.print(f"{run.name}:", line)

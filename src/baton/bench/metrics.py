@@ -48,8 +48,8 @@ DEFINITIONS = {
     "itl_token": "Inter-token latency by token: each gap divided by the tokens of the event that "
     "ends it, once for each of them; only requests whose events' token counts are known.",
     "e2e": "End to end: from the scheduled send to the end of the answer.",
-    "queue": "Client queue: from the scheduled send to the send; the wait for a free connection "
-    "under a cap, and the client's own lag.",
+    "queue": "Client queue: from the scheduled send to the send; the wait under a cap, connecting, "
+    "and the client's own lag.",
     "latency": "Latencies are those of answered requests; failed ones count against attainment.",
     "input": "Logical input: prompt tokens of answered requests, cached ones included.",
     "computed": "Computed input: logical input less what the server reports as cached.",

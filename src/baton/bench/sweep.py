@@ -46,8 +46,8 @@ def sweep(
     steady: bool = False,
     pools: dict[str, int] | None = None,
 ) -> list[Run]:
-    """Run every point, each with prompts of its own, so that none is answered from the prefix cache
-    that an earlier one filled.
+    """Run every point, with the same arrivals but prompts of its own, so that none is answered from
+    the prefix cache that an earlier one filled.
 
     Raises:
         ConfigError: the folder holds other runs, or these and `resume` is off.
@@ -60,7 +60,7 @@ def sweep(
         if (run := _kept(point, own, keep)) is not None:
             console.print(f"{point.name}: taken from {keep.file(point.name)}", highlight=False)
         else:
-            run = _run(point, own, console, keep, workers, pools)
+            run = _run(point, own, console, keep, workers, target.seed, pools)
         runs.append(run)
         if keep.folder is not None:  # also while others are to come: they may never
             (keep.folder / SUMMARY).write_bytes(to_json(summary(runs, goal, steady)))
@@ -75,6 +75,7 @@ def _run(
     console: Console,
     keep: Keep,
     workers: int | None,
+    seed: int,
     pools: dict[str, int] | None,
 ) -> Run:
     total = sum(len(jobs) for _, jobs in point.workload.before) + len(point.workload.jobs)
@@ -86,7 +87,7 @@ def _run(
             name=point.name,
             out=keep.file(point.name),
             workers=workers,
-            seed=target.seed,
+            seed=seed,
             pools=pools,
             on_records=shown.records,
             on_in_flight=shown.in_flight,

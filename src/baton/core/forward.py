@@ -38,6 +38,15 @@ class ForwardContext:
     kv: Sequence[KVView]  # one per layer
 
 
+@dataclass
+class Hidden:
+    """Tokens between two layers: `x + residual` is the hidden state, `[T, hidden]` each; before the
+    first layer there is no residual."""
+
+    x: torch.Tensor
+    residual: torch.Tensor | None = None
+
+
 class TensorGroup(Protocol):
     """The ranks that share each layer (tensor parallel). Size 1 costs nothing."""
 
@@ -70,6 +79,15 @@ class Model(Protocol):
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Token ids int64 [T] -> final normed hidden states [T, hidden]; KV is stored."""
+
+    def embed(self, ids: torch.Tensor) -> Hidden:
+        """Token ids int64 [T] -> what goes into layer 0."""
+
+    def through(self, hidden: Hidden, context: ForwardContext, first: int, last: int) -> Hidden:
+        """Through layers `[first, last)`; their KV is stored. `hidden` may be overwritten."""
+
+    def finish(self, hidden: Hidden) -> torch.Tensor:
+        """What comes out of the last layer -> final normed hidden states [T, hidden]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [S, hidden] -> float32 logits [S, vocab], the whole vocabulary."""

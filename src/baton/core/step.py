@@ -40,6 +40,11 @@ class Row(msgspec.Struct, array_like=True):
     the step, so the table then covers `start + length` tokens. `sample`: the last position yields
     a token. `score`: return log-probability rows for the tokens of this row. `prompt_logprobs`:
     top-k wanted at every position of this row, -1 for none.
+
+    `layers`: this step computes only the layers `[first, last)` of the row; the steps behind it
+    compute the rest, as rows of the same `start` and `length` without pages, of which the last has
+    `ends` (and samples, if any does). At most one such chunk is under way at a time; one that
+    begins drops one that did not end. None: all layers, in one pass with the other rows.
     """
 
     slot: int
@@ -52,6 +57,8 @@ class Row(msgspec.Struct, array_like=True):
     prompt_logprobs: int = -1
     #: with prompt_logprobs/score: the id that follows the row's last token, -1 if unknown
     next_token: int = -1
+    layers: tuple[int, int] | None = None
+    ends: bool = True
 
 
 class StepPlan(msgspec.Struct, array_like=True):

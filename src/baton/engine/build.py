@@ -59,10 +59,12 @@ class Prepared:
 
 @dataclass
 class Built:
-    """One rank, ready to run. `config` has the pool's final size."""
+    """One rank, ready to run. `config` has the pool's final size; `held_context` is as in
+    AttentionBackend."""
 
     config: EngineConfig
     runner: Runner
+    held_context: float
     fingerprint: Fingerprint
     close: Callable[[], None]
 
@@ -134,9 +136,9 @@ def build_rank(
         fingerprint.require(parse_expected(prepared.options.expect_fingerprint))
     _load(model, prepared, show=rank == 0)
     model.attention.warm_up()
-    sized = config.num_pages == 0
+    sized, held = config.num_pages == 0, model.attention.prefill.held_context(config.page_size)
     if sized:
-        config = size_pool(config, model, device, group)
+        config = size_pool(config, model, device, group, widest(config, held))
     views = make_views(
         model.kv_shapes,
         config.num_pages + 1,  # the last one is scrap, for padded rows
@@ -159,7 +161,7 @@ def build_rank(
     if not sized:  # else it happened beside the sizing
         runner.precompile()
     runner.capture()
-    return Built(config, runner, fingerprint, group.close)
+    return Built(config, runner, held, fingerprint, group.close)
 
 
 def fingerprint_of(prepared: Prepared, kv_shapes: Sequence[KVShape], tokenizer: str) -> Fingerprint:
@@ -213,8 +215,9 @@ def build_core(
         track_freed=env.DEBUG.get(),
     )
     cost = CostModel(transient_bytes(config))
+    cost.bytes.most_context = built.held_context
     if prepared.config.num_pages == 0:  # the pool was sized beside a measured step
-        probe = widest(config)
+        probe = widest(config, built.held_context)
         cost.bytes.scale = config.step_memory / cost.bytes.predict(
             probe.chunk, probe.chunk + probe.context
         )
@@ -257,7 +260,8 @@ def _features(probe: Probe) -> Features:
     tokens = probe.seqs * probe.chunk
     if probe.chunk == 1:
         return Features(tokens, 0.0, probe.seqs * probe.context, probe.seqs)
-    return Features(tokens, probe.seqs * pairs(probe.chunk, probe.context), 0.0, probe.seqs)
+    work, behind = pairs(probe.chunk, probe.context), float(probe.context)
+    return Features(tokens, probe.seqs * work, 0.0, probe.seqs, probe.seqs * behind)
 
 
 def transient_bytes(config: EngineConfig) -> BytesModel:

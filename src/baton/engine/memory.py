@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.config.engine import EngineConfig
+from baton.config.resolve import itemsize
 from baton.core.errors import ConfigError
 from baton.core.forward import Model, TensorGroup
 from baton.core.log import get_logger
@@ -26,35 +27,38 @@ log = get_logger("memory")
 TRIAL_PAGES = 64
 #: Bytes that stay free for what torch does not account for (NCCL, cuBLAS, fragmentation).
 MARGIN = 1 << 30
-#: Context behind the measured chunk, at most: what is gathered of it is bounded per backend.
-LONGEST = 131072
+#: Context behind the measured chunk, at least, if the engine takes as much.
+LONG = 131072
 
 
-def widest(config: EngineConfig) -> Probe:
-    """The step that takes most memory: the largest chunk, with context behind it."""
+def widest(config: EngineConfig, held_context: float) -> Probe:
+    """The step that takes most memory: the largest chunk, with so much context behind it that a
+    workspace of `held_context` tokens is full."""
     chunk = min(config.max_num_batched_tokens, config.max_model_len)
-    return Probe(1, chunk, min(LONGEST, config.max_model_len - chunk))
+    most = config.max_model_len - chunk
+    return Probe(1, chunk, int(min(max(LONG, held_context), most)))
 
 
 @dataclass(frozen=True)
 class Budget:
     """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, and
-    libraries with them; a step takes up to `step`, workspaces that stay included; graphs take
-    `graphs`."""
+    libraries with them; a step takes up to `step`, workspaces that stay included; a chunk between
+    two steps keeps `kept`; graphs take `graphs`."""
 
     total: int
     allowed: int
     weights: int
     step: int
+    kept: int
     graphs: int
 
     @property
     def pages(self) -> int:
         """What is left for KV pages; may be negative."""
-        return self.allowed - self.weights - self.step - self.graphs - MARGIN
+        return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
-def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> Budget:
+def measure_budget(config: EngineConfig, model: Model, device: torch.device, step: Probe) -> Budget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
     trial = replace(config, num_pages=TRIAL_PAGES)
     views = make_views(
@@ -66,9 +70,9 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    runner.probe(widest(config))
+    runner.probe(step)
     peak = torch.cuda.max_memory_allocated(device)
-    kept = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
+    stays = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     runner.capture()
@@ -78,12 +82,14 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device) -> 
     del runner, views
     torch.cuda.empty_cache()
     allowed = int(total * config.gpu_memory_utilization)
-    weights = total - free - pool - (kept - before)
-    return Budget(total, allowed, weights, peak - before, graphs)
+    weights = total - free - pool - (stays - before)
+    # Hidden state and residual of a chunk on its way through the layers.
+    kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
+    return Budget(total, allowed, weights, peak - before, kept, graphs)
 
 
 def size_pool(
-    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup
+    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup, step: Probe
 ) -> EngineConfig:
     """The config with `num_pages`, `step_memory` and, if need be, a lower `max_model_len`; the
     least of all ranks, which must agree.
@@ -91,14 +97,14 @@ def size_pool(
     Raises:
         ConfigError: nothing is left for pages; says what took the memory.
     """
-    budget = measure_budget(config, model, device)
+    budget = measure_budget(config, model, device, step)
     page_bytes = bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
-    most = config.max_num_seqs * -(-config.max_model_len // config.page_size)
-    found = torch.tensor([min(budget.pages // page_bytes, most), -budget.step], device=device)
-    pages, step = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
+    enough = config.max_num_seqs * -(-config.max_model_len // config.page_size)
+    found = torch.tensor([min(budget.pages // page_bytes, enough), -budget.step], device=device)
+    pages, memory = group.all_gather(found, 0).view(-1, 2).amin(0).tolist()
     account = (
         f"{format_bytes(budget.allowed)} allowed, {format_bytes(budget.weights)} weights, "
-        f"{format_bytes(budget.step)} steps, {format_bytes(budget.graphs)} graphs"
+        f"{format_bytes(budget.step + budget.kept)} steps, {format_bytes(budget.graphs)} graphs"
     )
     if pages < 1:
         raise ConfigError(f"no GPU memory is left for KV pages ({account})")
@@ -108,5 +114,5 @@ def size_pool(
         config,
         num_pages=pages,
         max_model_len=min(config.max_model_len, holds),
-        step_memory=max(-step, 1),
+        step_memory=max(-memory, 1),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import nn
 
@@ -10,7 +12,7 @@ from baton.layers.mlp import MLP
 from baton.layers.weights import Fill, LayerContext, Source, Weighted, split_even
 from baton.ops.dtypes import wide
 from baton.ops.moe import expert_mlp
-from baton.ops.router import gate
+from baton.ops.router import gate, split_weight
 
 
 class Router(Weighted):
@@ -38,7 +40,12 @@ class Router(Weighted):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[T, H] -> (experts int64 [T, K + S], weights [T, K + S])`, shared experts behind."""
-        return gate(x, self.weight, self.bias, self.moe)
+        return gate(x, self.weight, self.bias, self.moe, self.split)
+
+    @cached_property
+    def split(self) -> torch.Tensor | None:
+        """The loaded weight as the gate multiplies many tokens with it; made at first use."""
+        return split_weight(self.weight)
 
 
 class Experts(Weighted):

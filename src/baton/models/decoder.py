@@ -11,7 +11,7 @@ from baton.attention.backend import Attention, AttentionPlan, make_attention
 from baton.attention.positions.rotary import RotaryPositions
 from baton.attention.spec import AttentionNeed, AttentionSpec
 from baton.config.model import GQAConfig, ModelConfig
-from baton.core.forward import ForwardBatch, ForwardContext
+from baton.core.forward import ForwardBatch, ForwardContext, Hidden
 from baton.core.kv import KVView
 from baton.layers.embedding import VocabWeight
 from baton.layers.gqa import GQA, gqa_spec
@@ -118,17 +118,26 @@ class CausalLM(nn.Module):
         kinds = [type(layer.mlp) for layer in self.model.layers]
         return Brief(self, [kinds.index(kind) for kind in dict.fromkeys(kinds)])
 
-    def forward(
-        self, ids: torch.Tensor, context: ForwardContext, only: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored. `only`:
-        through these layers."""
-        layers = list(zip(self.model.layers, context.kv, strict=True))
-        x, residual = self.model.embed_tokens.embed(ids), None
-        for layer, view in layers if only is None else [layers[i] for i in only]:
+    def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored."""
+        return self.finish(self.through(self.embed(ids), context, 0, len(self.model.layers)))
+
+    def embed(self, ids: torch.Tensor) -> Hidden:
+        """See `Model`."""
+        return Hidden(self.model.embed_tokens.embed(ids))
+
+    def through(self, hidden: Hidden, context: ForwardContext, first: int, last: int) -> Hidden:
+        """See `Model`."""
+        x, residual = hidden.x, hidden.residual
+        for i in range(first, last):
+            layer, view = self.model.layers[i], context.kv[i]
             x, residual = layer(x, residual, self.attention, context.plan, view)
-        assert residual is not None, "a model has at least one layer"
-        return self.model.norm.add(x, residual)[0]
+        return Hidden(x, residual)
+
+    def finish(self, hidden: Hidden) -> torch.Tensor:
+        """See `Model`."""
+        assert hidden.residual is not None, "a model has at least one layer"
+        return self.model.norm.add(hidden.x, hidden.residual)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states `[S, hidden]` -> float32 logits `[S, vocab]`, the whole vocabulary
@@ -144,6 +153,7 @@ class Brief:
         self._whole, self._layers = whole, layers
         self.kv_shapes, self.graphable = whole.kv_shapes, whole.graphable
         self.plan, self.logits = whole.plan, whole.logits
+        self.embed, self.through, self.finish = whole.embed, whole.through, whole.finish
 
     def brief(self) -> Brief:
         """See `Model`."""
@@ -151,4 +161,7 @@ class Brief:
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """See `Model`."""
-        return self._whole.forward(ids, context, self._layers)
+        hidden = self.embed(ids)
+        for i in self._layers:
+            hidden = self.through(hidden, context, i, i + 1)
+        return self.finish(hidden)

@@ -14,14 +14,31 @@ from baton.config.model import MoEConfig
 from baton.ops.dispatch import on_gpu
 
 
+def split_weight(weight: torch.Tensor) -> torch.Tensor | None:
+    """What `gate` multiplies many tokens with in place of a float32 `weight [E, H]` on a GPU:
+    `6 E H` bytes, made once. None where nothing is to be had from that."""
+    if not on_gpu(weight) or weight.dtype != torch.float32:
+        return None
+    from baton.ops.triton import router as kernels
+
+    return kernels.split_weight(weight)
+
+
 def gate(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, moe: MoEConfig
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    moe: MoEConfig,
+    split: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`route` of the logits `x [T, H]` times `weight [E, H]`, multiplied in the weight's dtype."""
+    """`route` of the logits `x [T, H]` times `weight [E, H]`, multiplied in the weight's dtype.
+    `split`: what `split_weight` made of the weight."""
     if on_gpu(weight) and x.dtype == torch.bfloat16 and weight.is_contiguous():
         from baton.ops.triton import router as kernels
 
         if kernels.supported(weight.shape[0], moe):
+            if split is not None and kernels.split_pays(x.shape[0], *weight.shape):
+                return kernels.choose(kernels.split_logits(x, split), bias, moe)
             return kernels.choose(kernels.gate_logits(x, weight), bias, moe)
     return route(F.linear(x.to(weight.dtype), weight), bias, moe)
 

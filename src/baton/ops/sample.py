@@ -239,7 +239,7 @@ def choose(
         logits: float32 `[S, V]`.
         slots: int64 `[S]`, each row's place in the tables: `temperatures` float64, `seeds` and
             `counts` (tokens generated before) int64.
-        random: int64, the rows whose temperature is not 0; None for none.
+        random: int64, rows whose temperature may be another than 0; None for none.
 
     Returns:
         `(tokens int64 [S], bad bool [S])`. A row whose maximum is not finite is bad, its token 0.
@@ -254,8 +254,10 @@ def choose(
     tokens = argmax(logits)
     if random is not None:
         slots = slots[random]
-        x = temper(logits[random], maximum[random], temperatures[slots])
-        tokens[random] = draw(x, row_keys(seeds[slots], counts[slots]))
+        chosen = temperatures[slots]
+        x = temper(logits[random], maximum[random], chosen)
+        drawn = draw(x, row_keys(seeds[slots], counts[slots]))
+        tokens[random] = torch.where(chosen == 0, tokens[random], drawn)
     bad = maximum.isfinite().logical_not_()
     return tokens.masked_fill_(bad, 0), bad
 

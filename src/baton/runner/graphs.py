@@ -1,5 +1,8 @@
 """CUDA graphs of whole steps: decodes by batch bucket, single short prompts by token bucket.
 
+A decode's graph ends with the choice of tokens by temperature, which becomes the slots' last token,
+so that a step of plain decodes is one launch and one copy back.
+
 A graph reads everything that changes from fixed places: a few numbers that the host copies in
 before each replay, and the slots' own lengths, last tokens and page tables on the device. What a
 bucket has too many of is padding: decode rows of the scrap slot, whose length stays 0 and whose
@@ -20,7 +23,8 @@ import torch
 
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
-from baton.core.step import Row, StepPlan
+from baton.core.step import Row
+from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
 
 #: Prompts of up to so many tokens run through graphs: longer ones keep the device busy enough to
@@ -35,9 +39,18 @@ def batch_buckets(most: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """What a step left, good until the next one: float32 logits `[rows, vocab]`, and for decodes
+    what `Sampler.choose` chose from them, int64 `[2, rows or more]`."""
+
+    logits: torch.Tensor
+    chosen: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor  # float32 [rows, vocab], overwritten by every replay
+    result: Replayed
 
 
 class StepGraphs:
@@ -53,11 +66,15 @@ class StepGraphs:
         model: Model,
         views: Sequence[KVView],
         slots: Slots,
+        sampler: Sampler,
         page_size: int,
         max_batch: int,
         max_prompt: int,
     ) -> None:
         self._model, self._views, self._slots, self._page_size = model, views, slots, page_size
+        self._sampler = sampler
+        #: slots of the decodes that lie in `_rows`, with the bucket's padding
+        self._laid: list[int] = []
         device = slots.pages.device
         self._batches = batch_buckets(max_batch)
         self._prompts = [size for size in PROMPT_BUCKETS if size <= max_prompt]
@@ -93,48 +110,64 @@ class StepGraphs:
         self._slots.computed[self._slots.scrap] = 0  # the warm-up moved it
         torch.cuda.synchronize()
 
-    def run(self, plan: StepPlan) -> torch.Tensor | None:
-        """Replay a step: float32 logits `[rows, vocab]` of each row's last token, lengths
-        advanced; valid until the next call. None when no graph fits."""
-        rows = plan.rows
-        logits = None
-        if all(not row.tokens for row in rows):
-            logits = self._decode(rows)
-        elif len(rows) == 1 and rows[0].start == 0:
-            logits = self._prefill(rows[0])
-        self.replays += logits is not None
-        self.eager += logits is None
-        return logits
+    def passes(self, rows: Sequence[int], of: Sequence[Row]) -> list[list[int]]:
+        """Which of `rows` (indices into `of`) run together: decodes beside a single prompt that
+        fits a graph go through two graphs, since together they would fit none; others together."""
+        decodes = [i for i in rows if not of[i].tokens]
+        prompts = [i for i in rows if of[i].tokens]
+        if decodes and len(prompts) == 1 and self._prompt_size(of[prompts[0]]) is not None:
+            return [decodes, prompts]
+        return [list(rows)]
 
-    def _decode(self, rows: list[Row]) -> torch.Tensor | None:
+    def run(self, rows: list[Row]) -> Replayed | None:
+        """Replay a pass, lengths advanced; None when no graph fits."""
+        result = None
+        if all(not row.tokens for row in rows):
+            result = self._decode(rows)
+        elif len(rows) == 1:
+            result = self._prefill(rows[0])
+        self.replays += result is not None
+        self.eager += result is None
+        return result
+
+    def _decode(self, rows: list[Row]) -> Replayed | None:
         count = len(rows)
         size = next((size for size in self._batches if size >= count), None)
         if size is None:
             return None
         pad = size - count
         slots = [row.slot for row in rows] + [self._slots.scrap] * pad
-        host = torch.tensor([slots, [1] * count + [0] * pad], dtype=torch.int64)
-        self._rows[:, :size].copy_(host.pin_memory(), non_blocking=True)
-        return self._step(self._decodes, self._decode_body, size)[:count]
+        if slots != self._laid:
+            host = torch.tensor([slots, [1] * count + [0] * pad], dtype=torch.int64)
+            self._rows[:, :size].copy_(host.pin_memory(), non_blocking=True)
+            self._laid = slots
+        found = self._step(self._decodes, self._decode_body, size)
+        return Replayed(found.logits[:count], found.chosen)
 
-    def _prefill(self, row: Row) -> torch.Tensor | None:
-        size = next((size for size in self._prompts if size >= row.length), None)
-        if size is None or row.score or row.prompt_logprobs >= 0:
+    def _prefill(self, row: Row) -> Replayed | None:
+        size = self._prompt_size(row)
+        if size is None:
             return None
         pad = [0] * (size - row.length)
         host = torch.tensor([row.slot, row.length, *row.tokens, *pad], dtype=torch.int64)
         self._prompt[: 2 + size].copy_(host.pin_memory(), non_blocking=True)
         return self._step(self._prefills, self._prefill_body, size)
 
+    def _prompt_size(self, row: Row) -> int | None:
+        """Bucket of a whole prompt of which only the last position is wanted."""
+        if row.start > 0 or row.score or row.prompt_logprobs >= 0:
+            return None
+        return next((size for size in self._prompts if size >= row.length), None)
+
     def _step(
-        self, captured: dict[int, _Captured], body: Callable[[int], torch.Tensor], size: int
-    ) -> torch.Tensor:
+        self, captured: dict[int, _Captured], body: Callable[[int], Replayed], size: int
+    ) -> Replayed:
         if size not in captured:
             return body(size)
         captured[size].graph.replay()
-        return captured[size].logits
+        return captured[size].result
 
-    def _decode_body(self, size: int) -> torch.Tensor:
+    def _decode_body(self, size: int) -> Replayed:
         """One decode of the first `size` fixed rows. Device tensors only, shapes fixed."""
         state, page_size = self._slots, self._page_size
         slots, live = self._rows[0, :size], self._rows[1, :size]
@@ -150,9 +183,12 @@ class StepGraphs:
         )
         hidden = self._forward(state.last_token[slots], batch)
         state.computed.index_add_(0, slots, live)
-        return self._model.logits(hidden).float()
+        logits = self._model.logits(hidden).float()
+        chosen = self._sampler.choose(logits, slots, live)
+        state.write(slots, chosen[0])
+        return Replayed(logits, chosen)
 
-    def _prefill_body(self, size: int) -> torch.Tensor:
+    def _prefill_body(self, size: int) -> Replayed:
         """A prompt of `length <= size` tokens, nothing of it in the cache yet."""
         state, page_size = self._slots, self._page_size
         slot, length = self._prompt[:1], self._prompt[1:2]
@@ -169,14 +205,14 @@ class StepGraphs:
         )
         hidden = self._forward(self._prompt[2 : 2 + size], batch)
         state.computed.index_add_(0, slot, length)
-        return self._model.logits(hidden.index_select(0, length - 1)).float()
+        return Replayed(self._model.logits(hidden.index_select(0, length - 1)).float())
 
     def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         return self._model.forward(ids, self._model.plan(batch, self._views))
 
 
 def _capture(
-    body: Callable[[int], torch.Tensor],
+    body: Callable[[int], Replayed],
     size: int,
     pool: Any,
     stream: torch.cuda.Stream,
@@ -187,5 +223,5 @@ def _capture(
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream):
-        logits = body(size)
-    return _Captured(graph, logits)
+        result = body(size)
+    return _Captured(graph, result)

@@ -1,23 +1,24 @@
-"""Turns a step plan into flat device tensors, using the device's own counters for positions."""
+"""Turns rows of a step into flat device tensors, using the device's own counters for positions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from baton.core.forward import ForwardBatch
-from baton.core.step import StepPlan
+from baton.core.step import Row
 from baton.runner.slots import Slots
 
 
 @dataclass
 class StepInputs:
-    """What the model needs for one step of `T` tokens in `B` rows, `S` of which sample.
+    """What the model needs for one pass of `T` tokens in `B` rows, `S` of which sample.
 
     ids: int64 [T]. slots: int64 [B]. lengths: int64 [B].
-    sample_rows: rows of the plan that sample. sample_index: int64 [S] into the T tokens.
+    sample_rows: which rows sample. sample_index: int64 [S] into the T tokens.
     """
 
     ids: torch.Tensor
@@ -28,9 +29,8 @@ class StepInputs:
     sample_index: torch.Tensor
 
 
-def build_inputs(plan: StepPlan, slots: Slots, page_size: int) -> StepInputs:
+def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInputs:
     """One packed host-to-device copy; everything else is computed on the device."""
-    rows = plan.rows
     count = len(rows)
     lengths = np.fromiter((row.length for row in rows), dtype=np.int64, count=count)
     ends = np.cumsum(lengths)
@@ -74,8 +74,8 @@ def build_inputs(plan: StepPlan, slots: Slots, page_size: int) -> StepInputs:
     pages = slots.pages[slot_t, :width]
     flat = pages[row_t, positions // page_size] * page_size + positions % page_size
     if slots.debug:
-        _check(plan, starts)
-        pages = _mask_unused(plan, pages, page_size)
+        _check(rows, starts)
+        pages = _mask_unused(rows, pages, page_size)
     batch = ForwardBatch(
         query_lens=[row.length for row in rows],
         context_lens=[row.start for row in rows],
@@ -86,16 +86,14 @@ def build_inputs(plan: StepPlan, slots: Slots, page_size: int) -> StepInputs:
     return StepInputs(ids_t, batch, slot_t, length_t, sample_rows, sample_t)
 
 
-def _check(plan: StepPlan, starts: torch.Tensor) -> None:
-    expected = [row.start for row in plan.rows]
+def _check(rows: Sequence[Row], starts: torch.Tensor) -> None:
+    expected = [row.start for row in rows]
     if starts.tolist() != expected:
-        raise AssertionError(
-            f"step {plan.step}: device lengths {starts.tolist()} are not the host's {expected}"
-        )
+        raise AssertionError(f"device lengths {starts.tolist()} are not the host's {expected}")
 
 
-def _mask_unused(plan: StepPlan, pages: torch.Tensor, page_size: int) -> torch.Tensor:
+def _mask_unused(rows: Sequence[Row], pages: torch.Tensor, page_size: int) -> torch.Tensor:
     """Table entries past a row's end are poison; a padded gather may read them, so give it 0."""
-    ends = torch.tensor([-(-(row.start + row.length) // page_size) for row in plan.rows])
+    ends = torch.tensor([-(-(row.start + row.length) // page_size) for row in rows])
     unused = torch.arange(pages.shape[1]).unsqueeze(0) >= ends.unsqueeze(1)
     return pages.masked_fill(unused.to(pages.device), 0)

@@ -54,6 +54,18 @@ def mixed(page_size: int, device: torch.device) -> tuple[torch.Tensor, ForwardBa
     )
 
 
+#: `(chunk, context)` of prefills and `(sequences, context)` of decodes. With much context behind
+#: small and large chunks, what a chunk costs per pair and what it costs however short come apart.
+QUICK = (
+    [(chunk, context) for chunk in (16, 64, 128) for context in (0, 512)],
+    [(seqs, context) for seqs in (1, 4) for context in (0, 512)],
+)
+FULL = (
+    [(512, 0), (4096, 0), (16384, 0), (2048, 32768), (8192, 32768), (1024, 131072), (4096, 131072)],
+    [(seqs, context) for seqs in (1, 16, 64) for context in (0, 32768)],
+)
+
+
 def probes(
     *, max_tokens: int, max_len: int, max_seqs: int, pool_tokens: int, quick: bool
 ) -> list[Probe]:
@@ -62,17 +74,14 @@ def probes(
     `quick` keeps the largest chunk small (CPU), so that start-up stays in seconds.
     """
     longest = min(max_len, pool_tokens)
-    chunks = (16, 64, 128) if quick else (512, 4096, 16384)
-    contexts = (0, 512) if quick else (0, 32768)
+    prefills, decodes = QUICK if quick else FULL
     found = []
-    for chunk in chunks:
-        for context in contexts:
-            if chunk <= max_tokens and context + chunk <= longest:
-                found.append(Probe(1, chunk, context))
-    for seqs in (1, 4) if quick else (1, 16, 64):
-        for context in contexts:
-            if seqs <= max_seqs and seqs * (context + 1) <= longest:
-                found.append(Probe(seqs, 1, context))
+    for chunk, context in prefills:
+        if chunk <= max_tokens and context + chunk <= longest:
+            found.append(Probe(1, chunk, context))
+    for seqs, context in decodes:
+        if seqs <= max_seqs and context < max_len and seqs * (context + 1) <= pool_tokens:
+            found.append(Probe(seqs, 1, context))
     return found
 
 

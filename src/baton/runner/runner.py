@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import Unavailable
-from baton.core.forward import ForwardBatch, Model
+from baton.core.forward import ForwardContext, Hidden, Model
 from baton.core.kv import KVView
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
@@ -40,11 +40,21 @@ class _Launched:
     """Everything a step left on the device, kept alive until it is collected."""
 
     plan: StepPlan
-    sample_rows: list[int]
-    sampled: Sampled | None
-    prompt: dict[int, list[PositionLogprobs]]
-    scores: dict[int, torch.Tensor]
     watch: Stopwatch
+    sampled: list[tuple[list[int], Sampled]] = field(default_factory=list)
+    prompt: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    scores: dict[int, torch.Tensor] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class _UnderWay:
+    """A chunk between two layers, from one step to another."""
+
+    slot: int
+    inputs: StepInputs
+    context: ForwardContext
+    hidden: Hidden
 
 
 @contextmanager
@@ -93,6 +103,7 @@ class Runner:
         )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
         self.graphs: StepGraphs | None = None
+        self._under_way: _UnderWay | None = None
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
             # The thread count of a parallel region belongs to the thread that opens it.
@@ -141,6 +152,7 @@ class Runner:
             model,
             self.views,
             self.slots,
+            self.sampler,
             config.page_size,
             config.max_num_seqs,
             min(config.max_num_batched_tokens, config.max_model_len),
@@ -161,9 +173,11 @@ class Runner:
         launched = ticket.wait(timeout)
         seconds = launched.watch.seconds()  # waits for this step, and for no later one
         results = [RowResult() for _ in launched.plan.rows]
-        if launched.sampled is not None:
-            for row, result in zip(launched.sample_rows, launched.sampled.to_host(), strict=True):
+        for rows, sampled in launched.sampled:
+            for row, result in zip(rows, sampled.to_host(), strict=True):
                 results[row] = result
+        for row, error in launched.errors.items():
+            results[row].error = error
         for row, logprobs in launched.prompt.items():
             results[row].prompt_logprobs = logprobs
         return StepResult(launched.plan.step, results, seconds, dict(launched.scores))
@@ -194,62 +208,117 @@ class Runner:
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> _Launched:
         with _vital(plan):
-            watch = Stopwatch(self.device)
+            launched = _Launched(plan, Stopwatch(self.device))
             for slot in plan.release:
                 self.sampler.release(slot)
+                if self._under_way is not None and self._under_way.slot == slot:
+                    self._under_way = None
             self.slots.apply(plan)
             for admit in plan.admit:
                 self.sampler.admit(admit)
         try:
-            launched = self._replay(plan, watch) or self._step(plan, watch)
+            self._passes(launched)
         except Exception:
+            self._under_way = None
             with _vital(plan):
-                self.slots.void(plan)
+                self.slots.void(plan.rows)
             raise
-        watch.stop()
+        launched.watch.stop()
         return launched
 
-    def _replay(self, plan: StepPlan, watch: Stopwatch) -> _Launched | None:
-        """The step through a captured graph; None when it has to run eagerly."""
-        logits = None if self.graphs is None else self.graphs.run(plan)
-        if logits is None:
-            return None
-        rows = [i for i, row in enumerate(plan.rows) if row.sample]
-        sampled = None
-        if rows:
-            slots = [plan.rows[i].slot for i in rows]
-            sampled = self.sampler.sample(logits, slots)
-            index = torch.tensor(slots).pin_memory().to(self.device, non_blocking=True)
-            self.slots.write(index, sampled.tokens)
-        return _Launched(plan, rows, sampled, {}, {}, watch)
+    def _passes(self, launched: _Launched) -> None:
+        """The rows in as few passes as graphs allow, then a chunk that goes by layers."""
+        rows = launched.plan.rows
+        whole = [i for i, row in enumerate(rows) if row.layers is None]
+        passes = [whole] if self.graphs is None else self.graphs.passes(whole, rows)
+        for indices in passes:
+            if indices and not self._replay(launched, indices):
+                inputs = build_inputs([rows[i] for i in indices], self.slots, self.config.page_size)
+                context = self.model.plan(inputs.batch, self.views)
+                self._finish(launched, indices, inputs, self.model.forward(inputs.ids, context))
+        for i, row in enumerate(rows):
+            if row.layers is not None:
+                self._advance(launched, i, row, *row.layers)
 
-    def _step(self, plan: StepPlan, watch: Stopwatch) -> _Launched:
-        inputs = build_inputs(plan, self.slots, self.config.page_size)
-        hidden = self._forward(inputs.ids, inputs.batch)
+    def _replay(self, launched: _Launched, indices: list[int]) -> bool:
+        """A pass through a captured graph; False when it has to run eagerly."""
+        rows = [launched.plan.rows[i] for i in indices]
+        found = None if self.graphs is None else self.graphs.run(rows)
+        if found is None:
+            return False
+        if all(row.sample for row in rows):
+            slots, counted = [row.slot for row in rows], found.chosen is not None
+            sampled = None if found.chosen is None else self.sampler.take(found.chosen, slots)
+            if sampled is None:
+                sampled = self.sampler.sample(found.logits, slots, counted=counted)
+                self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
+            launched.sampled.append((indices, sampled))
+        return True
+
+    def _advance(self, launched: _Launched, index: int, row: Row, first: int, last: int) -> None:
+        """Take a chunk through layers `[first, last)`."""
+        if first == 0:
+            inputs = build_inputs([row], self.slots, self.config.page_size)
+            context = self.model.plan(inputs.batch, self.views)
+            hidden = self.model.embed(inputs.ids)
+            self._under_way = _UnderWay(row.slot, inputs, context, hidden)
+        chunk = self._under_way
+        if chunk is None or chunk.slot != row.slot:
+            launched.errors[index] = "an earlier step that computed part of this chunk failed"
+            self.slots.void([row])
+            return
+        chunk.hidden = self.model.through(chunk.hidden, chunk.context, first, last)
+        if row.ends:
+            self._under_way = None
+            inputs = chunk.inputs
+            if row.sample:  # only now known: the rows before it did not end
+                inputs = replace(inputs, sample_rows=[0], sample_index=inputs.lengths - 1)
+            self._finish(launched, [index], inputs, self.model.finish(chunk.hidden))
+
+    def _finish(
+        self,
+        launched: _Launched,
+        indices: list[int],
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+    ) -> None:
+        """What follows a pass: lengths move on, samples, log-probabilities of known tokens."""
+        rows = [launched.plan.rows[i] for i in indices]
         self.slots.computed[inputs.slots] += inputs.lengths
-        sampled = self._sample(plan.rows, inputs, hidden) if inputs.sample_rows else None
-        prompt, scores = prompt_rows(plan.rows, hidden, self.model.logits)
-        return _Launched(plan, inputs.sample_rows, sampled, prompt, scores, watch)
-
-    def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        return self.model.forward(ids, self.model.plan(batch, self.views))
-
-    def _sample(self, rows: list[Row], inputs: StepInputs, hidden: torch.Tensor) -> Sampled:
-        logits = self.model.logits(hidden[inputs.sample_index]).float()
-        slots = [rows[i].slot for i in inputs.sample_rows]
-        sampled = self.sampler.sample(logits, slots)
-        index = inputs.slots
-        if len(slots) != len(rows):
-            index = index[torch.tensor(inputs.sample_rows, device=self.device)]
-        self.slots.write(index, sampled.tokens)
-        return sampled
+        if inputs.sample_rows:
+            logits = self.model.logits(hidden[inputs.sample_index]).float()
+            slots = [rows[i].slot for i in inputs.sample_rows]
+            sampled = self.sampler.sample(logits, slots)
+            self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
+            launched.sampled.append(([indices[i] for i in inputs.sample_rows], sampled))
+        prompt, scores = prompt_rows(rows, hidden, self.model.logits)
+        launched.prompt.update({indices[i]: found for i, found in prompt.items()})
+        launched.scores.update({indices[i]: found for i, found in scores.items()})
 
     @torch.inference_mode()
     def _probe(self, probe: Probe) -> float:
+        rows = self._rehearsal(probe)
+        replayed = bool(rows) and self.graphs is not None and self.graphs.run(rows) is not None
         watch = Stopwatch(self.device)
-        self._synthetic(probe, self.model)
+        if replayed and self.graphs is not None:
+            self.graphs.run(rows)  # the first replay also uploaded the graph
+        else:
+            self._synthetic(probe, self.model)
         watch.stop()
+        self.slots.vacate(len(rows))
         return watch.seconds()
+
+    def _rehearsal(self, probe: Probe) -> list[Row]:
+        """Rows that a graph runs as `probe`, in slots filled for it; none if no graph would."""
+        if self.graphs is None or not (probe.chunk == 1 or (probe.seqs == 1 and not probe.context)):
+            return []
+        width = -(-(probe.context + probe.chunk + 2) // self.config.page_size)
+        if width > self.slots.pages.shape[1]:
+            return []
+        self.slots.occupy(probe.seqs, probe.context, width, self.config.num_pages)
+        vocab = self.config.model.vocab_size
+        ids = [] if probe.chunk == 1 else [i * 7 % vocab for i in range(probe.chunk)]
+        return [Row(slot, probe.context, probe.chunk, ids, [], True) for slot in range(probe.seqs)]
 
     def _synthetic(self, probe: Probe, model: Model) -> None:
         config = self.config

@@ -32,12 +32,12 @@ def position_logprobs(values: TokenLogprobs, ids: Tensor, k: list[int]) -> list[
 class Sampled:
     """What one step sampled: `tokens` int64 `[S]` on the device, always valid ids.
 
-    The `host_*` tensors are copies under way; `ready` is the event after them (None on CPU).
+    The `host*` tensors are copies under way, `host` int64 `[2, S]` of the tokens and of whether
+    each row's logits were unusable; `ready` is the event after them (None on CPU).
     """
 
     tokens: Tensor
-    host_tokens: Tensor
-    host_bad: Tensor
+    host: Tensor
     host_logprobs: TokenLogprobs | None
     #: the rows that want log-probabilities, and how many of the best each wants
     logprob_rows: list[int]
@@ -48,13 +48,15 @@ class Sampled:
         """Wait for the copies; one result per row. A row with non-finite logits has `error`."""
         if self.ready is not None:
             self.ready.synchronize()
-        results = [RowResult(token=token) for token in self.host_tokens.tolist()]
+        tokens, unusable = self.host.tolist()
+        results = [RowResult(token) for token in tokens]
         if self.host_logprobs is not None:
-            chosen = self.host_tokens[self.logprob_rows]
+            chosen = self.host[0][self.logprob_rows]
             messages = position_logprobs(self.host_logprobs, chosen, self.logprob_k)
             for row, message in zip(self.logprob_rows, messages, strict=True):
                 results[row].logprobs = message
-        for row, bad in enumerate(self.host_bad.tolist()):
-            if bad:
-                results[row].error, results[row].logprobs = _NON_FINITE, None
+        if any(unusable):
+            for row, bad in enumerate(unusable):
+                if bad:
+                    results[row].error, results[row].logprobs = _NON_FINITE, None
         return results

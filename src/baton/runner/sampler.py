@@ -81,15 +81,20 @@ class Sampler:
     number of tokens generated before, so it is the same in any batch, after preemption, and on
     every rank.
 
+    `choose` is the device's part for rows that ask for no more than a temperature, fit for a CUDA
+    graph: what it chose is taken (`take`) or, if a row asks for more, chosen again (`sample`). Slot
+    `num_slots` is nobody's and pads batches.
+
     Penalty state takes 5 bytes per vocabulary entry, for slots that use penalties only.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self._floats = torch.zeros(num_slots, 6, dtype=torch.float64, device=device)
-        self._ints = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
-        self._generated = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._floats = torch.zeros(num_slots + 1, 6, dtype=torch.float64, device=device)
+        self._ints = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device)
+        self._generated = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self._arange = torch.arange(num_slots + 1, device=device)
         self._counts = TokenCounts(vocab_size, device)
         self._slots: dict[int, _Slot] = {}
         self._last: tuple[tuple[int, ...], _Batch] | None = None
@@ -123,9 +128,31 @@ class Sampler:
         self._counts.release(slot)
         self._last = None
 
-    def sample(self, logits: Tensor, slots: list[int]) -> Sampled:
+    def choose(self, logits: Tensor, slots: Tensor, live: Tensor) -> Tensor:
+        """Tokens and whether each row's logits are unusable, int64 `[2, S]`, of float32 `logits`
+        `[S, vocab]` by temperature and seed alone; `live` int64 `[S]` is added to the tokens
+        generated in `slots` int64 `[S]`. Device tensors only."""
+        rows = self._arange[: logits.shape[0]]
+        temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
+        chosen = ops.choose(logits, slots, temperatures, seeds, self._generated, rows)
+        self._generated.index_add_(0, slots, live)
+        return torch.stack([chosen[0], chosen[1].to(torch.int64)])
+
+    def take(self, chosen: Tensor, slots: list[int]) -> Sampled | None:
+        """What `choose` chose for `slots`, in its first columns; None if a row asks for more."""
+        batch = self._batch(slots)
+        if not batch.plain or batch.logprobs is not None:
+            return None
+        return self._sampled(chosen, None, batch)
+
+    def device_slots(self, slots: list[int]) -> Tensor:
+        """`slots` as int64 on the device, made once while the same rows go on."""
+        return self._batch(slots).slots
+
+    def sample(self, logits: Tensor, slots: list[int], *, counted: bool = False) -> Sampled:
         """Choose one token per row of float32 `logits` `[S, vocab]`, rows belonging to distinct
-        admitted `slots`, and count it as generated. `logits` is left as it is.
+        admitted `slots`, and count it as generated, unless `choose` has `counted` it. `logits` is
+        left as it is.
 
         Raises ValueError when the shape or dtype is another.
         """
@@ -135,6 +162,8 @@ class Sampler:
                 f"got {logits.dtype} {list(logits.shape)}"
             )
         batch = self._batch(slots)
+        if counted:
+            self._generated[batch.slots] -= 1
         if batch.plain:
             temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
             tokens, bad = ops.choose(
@@ -149,7 +178,7 @@ class Sampler:
         if batch.logprobs is not None:
             rows = batch.logprobs
             values = ops.token_logprobs(logits[rows], tokens[rows], max(batch.logprob_k))
-        return self._sampled(tokens, bad, values, batch)
+        return self._sampled(torch.stack([tokens, bad.to(torch.int64)]), values, batch)
 
     def _top_k(self, params: SamplingParams) -> int:
         return params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
@@ -202,18 +231,15 @@ class Sampler:
             ops.filter_top(x, top_k, top_p, batch.widest_k, batch.nucleus, batch.open_nucleus)
         return ops.draw(x, keys)
 
-    def _sampled(
-        self, tokens: Tensor, bad: Tensor, values: ops.TokenLogprobs | None, batch: _Batch
-    ) -> Sampled:
+    def _sampled(self, chosen: Tensor, values: ops.TokenLogprobs | None, batch: _Batch) -> Sampled:
         """Start the copies to the host; on CPU they are the tensors themselves."""
-        host_tokens = tokens.to("cpu", non_blocking=True)
-        host_bad = bad.to("cpu", non_blocking=True)
+        count, host = len(batch.slots), chosen.to("cpu", non_blocking=True)
         if values is not None:
             values = ops.TokenLogprobs(*(part.to("cpu", non_blocking=True) for part in values))
         cuda = self.device.type == "cuda"
         ready = torch.cuda.current_stream(self.device).record_event() if cuda else None
         return Sampled(
-            tokens, host_tokens, host_bad, values, batch.logprob_rows, batch.logprob_k, ready
+            chosen[0, :count], host[:, :count], values, batch.logprob_rows, batch.logprob_k, ready
         )
 
     def _batch(self, slots: list[int]) -> _Batch:

@@ -6,9 +6,11 @@ of an unused slot and checks that each sampled token is read by exactly one late
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from baton.core.step import StepPlan
+from baton.core.step import Row, StepPlan
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
 POISON = -(2**40)
@@ -84,11 +86,25 @@ class Slots:
             self.fresh[slots] = True
         self.last_token[slots] = tokens
 
-    def void(self, plan: StepPlan) -> None:
-        """Leave the slots of a step that failed as if it had run, with id 0 for its samples: its
+    def occupy(self, count: int, context: int, width: int, num_pages: int) -> None:
+        """Before any request: the first `count` slots look as if `context` tokens lay in `width`
+        pages each, any pages. `vacate` ends that."""
+        pages = torch.arange(count * width, device=self.pages.device) % num_pages
+        self.pages[:count, :width] = pages.view(count, width)
+        self.computed[:count] = context
+        self.last_token[:count] = torch.arange(count, device=self.pages.device)
+
+    def vacate(self, count: int) -> None:
+        """Empty the first `count` slots."""
+        for held in (self.pages, self.computed, self.last_token):
+            held[:count] = 0
+
+    def void(self, rows: Sequence[Row]) -> None:
+        """Leave the slots of rows that failed as if they had run, with id 0 for their samples: the
         requests are lost, but the step behind it, already planned, must find what it expects."""
-        for row in plan.rows:
-            self.computed[row.slot] = row.start + row.length
+        for row in rows:
+            if row.ends:
+                self.computed[row.slot] = row.start + row.length
             if row.sample:
                 self.last_token[row.slot] = 0
                 self.fresh[row.slot] = True

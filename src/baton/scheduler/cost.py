@@ -1,8 +1,10 @@
 """What a step costs, in seconds and in transient bytes, as a function of what is in it.
 
-seconds = a + b * tokens + c * pairs + d * context + e * sequences, all coefficients >= 0.
-Attention makes `c` matter: at a context of 400K a chunk costs many times what it costs at 0, so
-chunks are chosen by time (compare Sarathi-Serve, arXiv 2403.02310, which budgets tokens).
+seconds = a + b * tokens + c * pairs + d * context + e * sequences + f * behind, all coefficients
+>= 0. Attention makes `c` matter: at a context of 400K a chunk costs many times what it costs at 0,
+so chunks are chosen by time (compare Sarathi-Serve, arXiv 2403.02310, which budgets tokens). `f` is
+what a chunk costs however short it is: all keys and values behind it are gathered, and for latent
+attention projected up.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ class Features(NamedTuple):
     pairs: query-key pairs of prefill chunks, sum of `chunk * (context + chunk / 2)`.
     context: tokens of KV that decodes read.
     sequences: rows in the plan.
+    behind: tokens of KV that prefill chunks read, each once however long the chunk is.
+
+    A chunk that passes only some of the layers counts by their share.
     """
 
     tokens: float = 0.0
     pairs: float = 0.0
     context: float = 0.0
     sequences: float = 0.0
+    behind: float = 0.0
 
     def vector(self) -> tuple[float, ...]:
         """Regressors in the order of the coefficients."""
@@ -37,9 +43,10 @@ def pairs(chunk: int, context: int) -> float:
     return chunk * (context + chunk / 2)
 
 
-SIZE = 5
-#: Before anything is measured: 1 ms per step, 10K tokens/s, 1 ns per pair, 10 ns per context token.
-DEFAULT = (1e-3, 1e-4, 1e-9, 1e-8, 2e-5)
+SIZE = 6
+#: Before anything is measured: 1 ms per step, 10K tokens/s, 1 ns per pair, 10 ns per context token,
+#: 100 ns per token behind a chunk.
+DEFAULT = (1e-3, 1e-4, 1e-9, 1e-8, 2e-5, 1e-7)
 #: Weight of one default sample against one measured sample: the first measurements win.
 PRIOR_WEIGHT = 1e-3
 #: Start-up samples count together as this many steps, for ever: they alone saw every shape.
@@ -98,8 +105,9 @@ class NormalEquations:
 class BytesModel:
     """Transient bytes of a step.
 
-    `scale * (base + per_token * tokens + per_context_token * longest)`, where `longest` is the
-    longest context plus chunk among the rows: workspaces are re-used from sequence to sequence.
+    `scale * (base + per_token * tokens + per_context_token * min(longest, most_context))`, where
+    `longest` is the longest context plus chunk among the rows: workspaces are re-used from sequence
+    to sequence, and hold no more than `most_context` tokens at once.
     All zeros: no bound. `scale` is what one measured step says about the account (`engine.memory`);
     steps that were cut to fit say nothing about larger ones, so nothing is learnt from them.
     """
@@ -108,24 +116,32 @@ class BytesModel:
     per_context_token: float = 0.0
     base: float = 0.0
     scale: float = 1.0
+    most_context: float = math.inf
 
     def predict(self, tokens: int, longest: int) -> float:
         """Bytes of a step of `tokens` tokens."""
-        return self.scale * (self.base + self.per_token * tokens + self.per_context_token * longest)
+        held = self.per_context_token * min(longest, self.most_context)
+        return self.scale * (self.base + self.per_token * tokens + held)
 
     def chunk_within(self, limit: float, tokens: int, longest: int, context: int) -> float:
         """Largest chunk behind `context` that keeps a step which already has `tokens` and
         `longest` within `limit` bytes; 0 if none, infinite if there is no bound."""
-        left = limit / self.scale - self.base - self.per_token * tokens
-        # While the chunk ends below `longest` the workspace costs nothing more.
-        left -= self.per_context_token * max(longest, context)
-        free = max(0, longest - context)
+        left = (limit - self.predict(tokens, max(longest, context))) / self.scale
         if left < 0.0:
             return 0.0
-        if self.per_token and left < self.per_token * free:
-            return left / self.per_token
-        slope = self.per_token + self.per_context_token
-        return free + (left - self.per_token * free) / slope if slope else math.inf
+        # The workspace costs nothing more while the chunk ends below `longest`, then grows with
+        # the chunk until it is full.
+        full = max(0.0, self.most_context - context)
+        free = min(max(0, longest - context), full)
+        size = 0.0
+        for width, slope in (
+            (free, self.per_token),
+            (full - free, self.per_token + self.per_context_token),
+        ):
+            if slope and left < slope * width:
+                return size + left / slope
+            size, left = size + width, left - slope * width if slope else left
+        return size + left / self.per_token if self.per_token else math.inf
 
 
 @dataclass
@@ -144,20 +160,21 @@ class CostModel:
 
     def predict(self, features: Features) -> float:
         """Seconds of a step."""
-        a, b, c, d, e = self.coefficients
-        tokens, pair, context, sequences = features
-        return a + b * tokens + c * pair + d * context + e * sequences
+        a, b, c, d, e, f = self.coefficients
+        tokens, pair, context, sequences, behind = features
+        return a + b * tokens + c * pair + d * context + e * sequences + f * behind
 
     def added(self, chunk: int, context: int) -> float:
         """Seconds that a prefill row of `chunk` tokens adds to a step."""
-        _, b, c, _, e = self.coefficients
-        return e + b * chunk + c * pairs(chunk, context)
+        _, b, c, _, e, f = self.coefficients
+        return e + b * chunk + c * pairs(chunk, context) + f * context
 
     def chunk_within(self, seconds: float, context: int) -> float:
         """Largest (real-valued) chunk behind `context` that adds at most `seconds`; 0 if none,
-        infinite if there is no bound: root of c/2 n^2 + (b + c * context) n + e = seconds."""
-        _, b, c, _, e = self.coefficients
-        left = seconds - e
+        infinite if there is no bound: root of c/2 n^2 + (b + c * context) n + e + f * context =
+        seconds."""
+        _, b, c, _, e, f = self.coefficients
+        left = seconds - e - f * context
         if left <= 0.0:
             return 0.0
         linear = b + c * context
@@ -199,7 +216,7 @@ def _prior() -> NormalEquations:
         Features(tokens=64, context=200_000, sequences=64),
         Features(tokens=64, pairs=pairs(64, 0), sequences=1),
         Features(tokens=2048, pairs=pairs(2048, 0), sequences=1),
-        Features(tokens=2048, pairs=pairs(2048, 100_000), sequences=1),
+        Features(tokens=2048, pairs=pairs(2048, 100_000), sequences=1, behind=100_000),
     )
     for shape in shapes:
         seconds = sum(k * x for k, x in zip(DEFAULT, shape.vector(), strict=True))

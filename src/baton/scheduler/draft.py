@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.core.step import Admit, Row
+from baton.scheduler.budget import Cut
 from baton.scheduler.cost import Features, pairs
 from baton.scheduler.state import Sequence
 
@@ -14,8 +15,11 @@ NONE: list[int] = []
 
 @dataclass(slots=True)
 class Draft:
-    """`rows[i]` belongs to `sequences[i]`; the counts are what the cost model sees.
+    """`rows[i]` belongs to `sequences[i]`.
 
+    tokens: computed when the step is.
+    work, pairs, behind, passes: tokens, pairs, context and rows of chunks as the cost model sees
+        them: those on their way through the layers by their share.
     partial: running sequences with tokens left to send by id, as far as is known.
     starved: a running sequence lacked pages, which must come back before anything starts.
     """
@@ -25,7 +29,10 @@ class Draft:
     admit: list[Admit] = field(default_factory=list)
     decodes: int = 0
     tokens: int = 0
+    work: float = 0.0
+    passes: float = 0.0
     pairs: float = 0.0
+    behind: float = 0.0
     context: int = 0
     longest: int = 0
     partial: list[Sequence] = field(default_factory=list)
@@ -34,7 +41,8 @@ class Draft:
     @property
     def features(self) -> Features:
         """The draft as the cost model sees it."""
-        return Features(self.tokens, self.pairs, self.context, len(self.rows))
+        tokens, sequences = self.decodes + self.work, self.decodes + self.passes
+        return Features(tokens, self.pairs, self.context, sequences, self.behind)
 
     def decode(self, sequence: Sequence, pages: list[int]) -> None:
         """Add a row for the token that the slot sampled last."""
@@ -50,11 +58,13 @@ class Draft:
         if start >= self.longest:
             self.longest = start + 1
 
-    def chunk(self, sequence: Sequence, size: int, pages: list[int]) -> None:
-        """Add a row for tokens `[computed, computed + size)`, which are sent by id."""
+    def chunk(self, sequence: Sequence, cut: Cut, num_layers: int, pages: list[int]) -> None:
+        """Add a row for `cut` of the tokens behind `computed`, which are sent by id."""
+        size, first, upto = cut.size, sequence.passed, sequence.passed + cut.layers
         start, end = sequence.computed, sequence.computed + size
         tokens = sequence.tokens
-        last = end == sequence.prefill_end
+        ends = upto == num_layers
+        last = ends and end == sequence.prefill_end
         wants = sequence.prompt_logprobs is not None
         top = sequence.request.sampling.prompt_logprobs if wants else None
         row = Row(
@@ -67,12 +77,19 @@ class Draft:
             score=sequence.request.score,
             prompt_logprobs=-1 if top is None else top,
             next_token=tokens[end] if end < len(tokens) else -1,
+            layers=None if cut.layers == num_layers else (first, upto),
+            ends=ends,
         )
         self.rows.append(row)
         self.sequences.append(sequence)
-        self.tokens += size
-        self.pairs += pairs(size, start)
-        sequence.computed = end
+        share = cut.layers / num_layers
+        self.tokens += size if ends else 0
+        self.work += size * share
+        self.passes += share
+        self.pairs += pairs(size, start) * share
+        self.behind += start * share
+        sequence.computed = end if ends else start
+        sequence.chunk, sequence.passed = (0, 0) if ends else (size, upto)
         sequence.in_flight += 1
         sequence.placeholders += last
 

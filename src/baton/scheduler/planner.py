@@ -1,5 +1,7 @@
 """Chooses the rows of a step: every decode, then chunks of prompts by length lane.
 
+Between two steps a chunk may be under way through the layers: one of all, see `Budget`.
+
 Under pressure, in this order: a chunk is split, idle cached pages are evicted, the worst running
 request is preempted. A request that could not run even alone is refused when it arrives.
 
@@ -17,7 +19,7 @@ import math
 
 from baton.config.engine import EngineConfig
 from baton.kv.manager import KVManager, Match
-from baton.scheduler.budget import Budget, Share
+from baton.scheduler.budget import Budget, Cut, Share
 from baton.scheduler.cost import CostModel
 from baton.scheduler.draft import NONE, Draft
 from baton.scheduler.queue import NUM_LANES, Queue
@@ -25,6 +27,9 @@ from baton.scheduler.state import Seats, Sequence, Status
 
 #: A request that did not fit for this many plans lets nobody else in until it does.
 PATIENCE = 256
+
+#: Share of a step's time that prefill has even when decodes alone take longer than a step may.
+LEAST = 0.1
 
 
 class Planner:
@@ -35,6 +40,7 @@ class Planner:
     ) -> None:
         self._kv, self._cost, self._seats, self._queue = kv, cost, seats, queue
         self._max_tokens = config.max_num_batched_tokens
+        self._num_layers = config.model.num_layers
         self._step_time = config.step_time
         self._memory = config.step_memory
         self._skipped = [0] * NUM_LANES
@@ -131,10 +137,18 @@ class Planner:
         seconds = math.inf
         if draft.decodes:
             seconds = self._step_time - self._cost.predict(draft.features)
+            seconds = max(seconds, LEAST * self._step_time)
         # Decodes come on top: taken off, they would leave every chunk a page short of its size.
         left = Share(self._max_tokens, seconds)
         return Budget(
-            self._cost, self._kv.page_size, left, draft.tokens, draft.longest, self._memory
+            self._cost,
+            self._kv.page_size,
+            self._num_layers,
+            left,
+            draft.tokens,
+            draft.longest,
+            self._memory,
+            open=any(sequence.chunk for sequence in draft.partial),
         )
 
     def _blocker(self, order: list[int]) -> Sequence | None:
@@ -151,7 +165,16 @@ class Planner:
             if sequence.status is not Status.RUNNING:  # preempted since
                 continue
             start, remaining = sequence.computed, sequence.prefill_end - sequence.computed
-            size = budget.chunk(start, remaining, share)
+            if sequence.chunk:
+                layers = budget.layers(start, sequence.chunk, sequence.passed, share)
+                if layers <= 0:
+                    return False
+                self._book(draft, budget, share, sequence, Cut(sequence.chunk, layers), NONE)
+                if sequence.prefilling:
+                    return False
+                continue
+            cut = budget.chunk(start, remaining, share)
+            size = cut.size
             if size <= 0:
                 return False
             room = sequence.capacity + self._kv.available * self._kv.page_size - start
@@ -161,11 +184,22 @@ class Planner:
             pages = self._grow(draft, sequence, start + size)
             if pages is None:
                 return False
-            budget.spend(start, size, share)
-            draft.chunk(sequence, size, pages)
-            if size < remaining:
+            self._book(draft, budget, share, sequence, Cut(size, cut.layers), pages)
+            if sequence.prefilling:
                 return False
         return True
+
+    def _book(
+        self,
+        draft: Draft,
+        budget: Budget,
+        share: Share,
+        sequence: Sequence,
+        cut: Cut,
+        pages: list[int],
+    ) -> None:
+        budget.spend(sequence.computed, cut, share)
+        draft.chunk(sequence, cut, self._num_layers, pages)
 
     def _start(
         self, draft: Draft, budget: Budget, share: Share, lane: int, blocker: Sequence | None
@@ -175,23 +209,22 @@ class Planner:
             sequence = self._queue.head(lane)
             if sequence is None or (blocker is not None and sequence is not blocker):
                 return
-            if budget.chunk(0, min(self._kv.page_size, sequence.uncached), share) <= 0:
+            if not budget.chunk(0, min(self._kv.page_size, sequence.uncached), share).size:
                 return
             match = self._fits(draft, sequence)
             if match is None:
                 return
             hit = self._kv.hold(sequence.kv, match)
             remaining = len(sequence.tokens) - hit
-            size = budget.chunk(hit, remaining, share)
-            if size <= 0 or self._kv.grow(sequence.kv, hit + size) is None:
+            cut = budget.chunk(hit, remaining, share)
+            if not cut.size or self._kv.grow(sequence.kv, hit + cut.size) is None:
                 self._kv.release(sequence.kv)
                 return
             self._queue.remove(sequence)
             self._seats.take(sequence, hit)
             draft.enter(sequence)
-            budget.spend(hit, size, share)
-            draft.chunk(sequence, size, list(sequence.kv.pages))
-            if size < remaining:
+            self._book(draft, budget, share, sequence, cut, list(sequence.kv.pages))
+            if sequence.prefilling:
                 draft.partial.append(sequence)
                 return
             blocker = None if sequence is blocker else blocker

@@ -159,6 +159,8 @@ class Scheduler:
             sequence.lane for sequence in self._seats.running.values() if sequence.prefilling
         ]
         assert len(partial) == len(set(partial)), "two prompts of one lane are partly computed"
+        under_way = sum(sequence.chunk > 0 for sequence in self._seats.running.values())
+        assert under_way <= 1, "two chunks are under way through the layers"
 
     # Details ------------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class Scheduler:
             return
         if row.sample:
             sequence.tokens.append(result.token)
-        computed = row.start + row.length
+        computed = row.start + row.length if row.ends else row.start
         if computed // self.kv.page_size > sequence.kv.sealed:
             self.kv.seal(sequence.kv, sequence.tokens, computed)
         if sequence.prompt_logprobs is not None and result.prompt_logprobs is not None:

@@ -37,6 +37,8 @@ class Sequence:
         slot's last sampled token, so `computed == len(tokens) + placeholders - 1`.
     limit: most tokens the sequence may grow to, prompt included.
     capacity: tokens its page table covers.
+    chunk, passed: a chunk of so many tokens behind `computed` is under way through the layers, and
+        has been planned through the first `passed`; 0 when there is none.
     in_flight: rows in steps that were planned and not committed.
     """
 
@@ -56,6 +58,8 @@ class Sequence:
     placeholders: int = 0
     prefill_end: int = 0
     capacity: int = 0
+    chunk: int = 0
+    passed: int = 0
     in_flight: int = 0
     slot: int = -1
     scheduled: bool = False
@@ -130,6 +134,7 @@ class Seats:
         self.vacated.append(sequence.slot)
         sequence.slot = -1
         sequence.computed = sequence.capacity = sequence.prefill_end = 0
+        sequence.chunk = sequence.passed = 0
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = []
 
@@ -154,7 +159,7 @@ class Seats:
         for sequence in self.running.values():
             assert sequence.status is Status.RUNNING
             assert sequence.capacity == len(sequence.kv.pages) * self.kv.page_size
-            assert sequence.computed <= sequence.capacity, "tokens without a page"
+            assert sequence.computed + sequence.chunk <= sequence.capacity, "tokens without a page"
             if not sequence.prefilling:
                 known = len(sequence.tokens) + sequence.placeholders
                 assert sequence.computed == known - 1, "computed tokens do not chase known ones"

@@ -21,7 +21,7 @@ from baton.ops.triton import merge as merge_kernels
 from baton.ops.triton import mla_keys
 from baton.ops.triton import pages as page_kernels
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
-from baton.ops.triton.decode_mla import MLAConfig, decode_mla, mla_config
+from baton.ops.triton.decode_mla import SWAPPED, MLAConfig, decode_mla, mla_config
 from baton.ops.triton.split import Workspace, task_map
 
 
@@ -102,6 +102,37 @@ def test_many_partials() -> None:
     check_gqa([2200], 64, 1, 2, 16, 80, F32)
 
 
+@pytest.mark.parametrize("slack", [0, 2, 40])
+@pytest.mark.parametrize("programs", [3, 9, 40])
+@pytest.mark.parametrize("mix", ["borders", "skew", "empty", "uniform"])
+def test_whole_shares(mix: str, programs: int, slack: int) -> None:
+    check_gqa(MIXES[mix], 64, 2, 3, 64, programs, F32, slack=slack)
+    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_config(3), F32, slack=slack)
+
+
+@pytest.mark.parametrize("tiles, programs, slack, per, starts", [
+    ([17] * 4, 9, 1, 9, [0, 18, 36, 54, 72]),  # every sequence in two
+    ([17] * 4, 9, 0, 8, [0, 17, 34, 51, 68]),
+    ([17] * 4, 7, 1, 10, [0, 17, 34, 51, 68]),  # whole shares would have to be longer
+    ([17] * 4, 7, 7, 17, [0, 17, 34, 51, 68]),
+    ([90, 1, 1, 1], 6, 20, 30, [0, 90, 120, 150, 180]),
+    ([3, 0, 2], 2, 2, 3, [0, 3, 3, 6]),
+    ([1] * 5, 4, 9, 2, [0, 1, 2, 3, 4, 5]),  # more sequences than programs
+])  # fmt: skip
+def test_line(tiles, programs, slack, per, starts) -> None:
+    shares = task_map(torch.tensor(tiles) * 64 - 1, 64, 1, programs, slack=slack)
+    assert shares.bounds.tolist() == [*starts, per]
+
+
+@pytest.mark.parametrize("combiners", [1, 8, 10**6])
+def test_shapes_of_the_combination(combiners: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight heads of a program, two, and a part of one."""
+    monkeypatch.setattr("baton.ops.triton.split.COMBINERS", combiners)
+    check_gqa([700, 33, 0], 64, 2, 8, 128, 7, F32)
+    check_gqa([700, 33, 0], 64, 2, 8, 96, 1, F32, static=4)
+    check_mla([700, 33, 0], 64, 3, 128, 16, 9, mla_config(3), F32)
+
+
 @pytest.mark.parametrize("least", [2, 4])
 @pytest.mark.parametrize("mix", ["borders", "skew", "empty"])
 def test_shares_of_at_least(mix: str, least: int) -> None:
@@ -109,7 +140,9 @@ def test_shares_of_at_least(mix: str, least: int) -> None:
     check_mla(MIXES[mix], 64, 3, 32, 16, 40, mla_config(3), F32, least)
 
 
-def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0, least=1) -> None:
+def check_gqa(
+    lengths, page, kv_heads, group, dim, programs, dtype, static=0, least=1, slack=-1
+) -> None:
     keys = Paged(lengths, page, kv_heads, dim, dtype)
     values = keys.store.flip(-1).transpose(1, 2)
     q = torch.randn(len(lengths), kv_heads * group, dim).to(dtype)
@@ -118,13 +151,12 @@ def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, static=0, le
     rows = torch.arange(len(lengths)) * 2 + 1
     positions[rows] = torch.tensor(lengths) - 1
     config = gqa_config(group, dim, q.itemsize)
-    shares = task_map(positions, config.tile, kv_heads, rows, least)
+    shares = task_map(positions, config.tile, kv_heads, programs, rows, least, slack)
     slots = len(lengths) * kv_heads * static if static else 2 * programs
     space = Workspace.make(slots, config.rows, dim, q.device)
     space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
     out, lse = decode_gqa(
-        q, keys.pages, values, keys.table, shares, space, 0.3, programs,
-        config, static,
+        q, keys.pages, values, keys.table, shares, space, 0.3, config, static,
     )  # fmt: skip
     want, want_lse = reference(q, keys.tokens, [k.flip(-1) for k in keys.tokens], 0.3)
     assert close(out, want, dtype)
@@ -143,22 +175,27 @@ def test_mla_shares(mix: str, programs: int) -> None:
         (16, 16, 128, 64, mla_config(16), F16),
         (64, 80, 96, 48, mla_config(80), F32),  # two blocks of heads, the second part empty
         (64, 32, 512, 64, mla_config(32, 4), F32),
+        (64, 16, 128, 64, SWAPPED, F16),
+        (16, 3, 96, 48, SWAPPED, F32),
     ],
 )
 def test_mla_shapes(page, heads, latent, rope, config, dtype) -> None:
     check_mla([65, 130, 1], page, heads, latent, rope, 5, config, dtype)
 
 
-def check_mla(lengths, page, heads, latent, rope, programs, config: MLAConfig, dtype, least=1):
+def check_mla(
+    lengths, page, heads, latent, rope, programs, config: MLAConfig, dtype, least=1, slack=-1
+):
     paged = Paged(lengths, page, 1, latent + rope, dtype)
     q = torch.randn(len(lengths), heads, latent + rope).to(dtype)
     positions = torch.tensor(lengths) - 1
-    shares = task_map(positions, config.tile, -(-heads // config.rows), least=least)
+    shares = task_map(
+        positions, config.tile, -(-heads // config.rows), programs, None, least, slack
+    )
     space = Workspace.make(2 * programs, config.rows, latent, q.device)
     space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
     out, lse = decode_mla(
-        q[..., :latent], q[..., latent:], paged.pages, paged.table, shares, space, 0.1, programs,
-        config,
+        q[..., :latent], q[..., latent:], paged.pages, paged.table, shares, space, 0.1, config,
     )  # fmt: skip
     values = [x[..., :latent] for x in paged.tokens]
     want, want_lse = reference(q, paged.tokens, values, 0.1)

@@ -44,8 +44,10 @@ def with_common(experts: torch.Tensor, count: int, common: int) -> torch.Tensor:
 @pytest.mark.parametrize("block_m", [1, 16, 64])
 @pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
 @pytest.mark.parametrize("tokens", [1, 7, 83, 1500])
-def test_alignment(case: str, tokens: int, block_m: int) -> None:
+def test_alignment(case: str, tokens: int, block_m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(tokens)
+    # 1500 tokens: 18 chunks of several steps each, counts read in two goes
+    monkeypatch.setattr("baton.ops.triton.align.CHUNKS", 20)
     count, top_k = 12, 3
     experts = choices(case, tokens, count, top_k)
     plan = align(experts, count, block_m)
@@ -144,6 +146,21 @@ def test_gate_is_as_good_as_float32(tokens: int, count: int) -> None:
     out = router.gate_logits(x, weight).sum(0)
     want = x.double() @ weight.double().t()
     assert error(out, want) < max(2e-7, 2 * error(x.float() @ weight.t(), want))
+
+
+def test_split_weights_are_as_good_as_float32() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(70, 264).bfloat16(), torch.randn(24, 264)
+    parts = router.split_weight(weight)
+    assert torch.equal(parts.view(3, 24, 264).float().sum(0), weight)
+    out = (x.float() @ parts.float().t()).view(70, 3, 24).transpose(0, 1)
+    want = x.double() @ weight.double().t()
+    assert error(out.sum(0), want) < max(2e-7, 2 * error(x.float() @ weight.t(), want))
+    config = MoEConfig(24, 3, 1)
+    experts, weights = router.choose(out, None, config)
+    want_experts, want_weights = router.choose(out.sum(0)[None], None, config)
+    assert torch.equal(experts, want_experts)
+    assert torch.allclose(weights, want_weights)
 
 
 MOES = {

@@ -169,7 +169,10 @@ class _Session:
         tracer = Tracer(folder / f"{point.name.replace(' ', '-')}.json")
         self.watch.watch(point, tracer)
         found = tracer.activity
-        return None if found is None else {**asdict(found), "idle_share": found.idle_share}
+        if found is None:
+            return None
+        shares = {"idle_share": found.idle_share, "waiting_share": found.waiting_share}
+        return {**asdict(found), **shares}
 
 
 def _timed(timed: Timed) -> Document:

@@ -10,6 +10,8 @@ from typing import Any
 
 #: full decode steps that pass before the trace starts, and steps in it
 SKIPPED, TRACED = 4, 12
+#: microseconds between two kernels of a graph, at most: 0.3 to 1.0 on an H200
+HANDOVER = 1.5
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,16 @@ class Activity:
     """Device time over the traced steps, in microseconds.
 
     span: from the first kernel's start to the last one's end. busy: with at least one kernel
-    running. longest_gap: longest time without. kernels: time by kernel name, most first.
+    running. longest_gap: longest time without. waiting: all time without of which a piece is longer
+    than the device takes from one kernel of a graph to the next (`HANDOVER`): there it had nothing
+    to do. kernels: time by kernel name, most first.
     """
 
     steps: int
     span: float
     busy: float
     longest_gap: float
+    waiting: float = 0.0
     kernels: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -31,10 +36,15 @@ class Activity:
         """Share of the span in which nothing ran."""
         return 1.0 - self.busy / self.span if self.span else 0.0
 
+    @property
+    def waiting_share(self) -> float:
+        """Share of the span in which the device had nothing to do."""
+        return self.waiting / self.span if self.span else 0.0
+
 
 def activity(kernels: Sequence[tuple[str, float, float]], steps: int, top: int = 8) -> Activity:
     """From `(name, start, end)` of every kernel, in any order, in microseconds."""
-    busy = longest = 0.0
+    busy = longest = waiting = 0.0
     if not kernels:
         return Activity(steps, 0.0, 0.0, 0.0)
     ordered = sorted(kernels, key=lambda kernel: kernel[1])
@@ -43,10 +53,11 @@ def activity(kernels: Sequence[tuple[str, float, float]], steps: int, top: int =
     for name, start, end in ordered:
         times[name] += end - start
         longest = max(longest, start - reached)
+        waiting += start - reached if start - reached > HANDOVER else 0.0
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     most = sorted(times.items(), key=lambda item: -item[1])[:top]
-    return Activity(steps, reached - first, busy, longest, dict(most))
+    return Activity(steps, reached - first, busy, longest, waiting, dict(most))
 
 
 class Tracer:

@@ -111,6 +111,7 @@ def _profiles(rows: Iterable[dict[str, Any]]) -> list[RenderableType]:
             continue
         title = (
             f"GPU during {row['batch']}x{row['context']}: idle {profile['idle_share']:.1%}, "
+            f"of it without work {profile['waiting_share']:.1%}, "
             f"longest gap {profile['longest_gap']:.0f} us, about {profile['steps']} steps"
         )
         kernels = [

@@ -3,8 +3,9 @@ verified by the load runner."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from baton.bench.workload.job import Job, Workload, WorkloadError
 from baton.bench.workload.shapes import short
@@ -37,27 +38,20 @@ def prefix(
     Raises:
         WorkloadError: a length or share that cannot be hit exactly.
     """
-    for length in lengths:
-        if length < page or length % page:
-            raise WorkloadError(
-                f"prefix length {length} is no multiple of the cache's page of {page} tokens"
-            )
-    if not all(0 <= hit < 1 for hit in hits):
-        raise WorkloadError(f"hits must be from 0 to below 1, got {list(hits)}")
-    if min(requests, prefixes, osl, page, concurrency) < 1:
-        raise WorkloadError("requests, prefixes, osl, page and concurrency must be at least 1")
+    _check(lengths, hits, min(requests, prefixes, osl, page, concurrency), page)
+    ids = itertools.count()
     jobs: list[Job] = []
     prime: list[Job] = []
     expected: dict[str, float] = {}
     for length in lengths:
         for hit in hits:
             group = f"{short(length)} {hit:.0%}"
-            made, heads = _group(group, length, hit, osl, requests, prefixes, base=_ids(jobs))
+            made, heads = _group(group, length, hit, osl, requests, prefixes, ids)
             jobs += made
             prime += heads
             expected[group] = sum(job.shared for job in made) / sum(job.length for job in made)
     random.Random(seed).shuffle(jobs)
-    warm = [Job(((2**40 + i, min(lengths)),), osl) for i in range(concurrency)]
+    warm = [Job(((next(ids), min(lengths)),), osl) for _ in range(concurrency)]
     about = {
         "name": "prefix",
         "lengths": list(lengths),
@@ -79,28 +73,35 @@ def prefix(
     )
 
 
-def _ids(jobs: Sequence[Job]) -> int:
-    """The first id that no job uses."""
-    return 1 + max((number for job in jobs for number, _ in job.segments), default=-1)
+def _check(lengths: Sequence[int], hits: Sequence[float], least: int, page: int) -> None:
+    if least < 1:
+        raise WorkloadError("requests, prefixes, osl, page and concurrency must be at least 1")
+    for length in lengths:
+        if length < page or length % page:
+            raise WorkloadError(
+                f"prefix length {length} is no multiple of the cache's page of {page} tokens"
+            )
+    if not all(0 <= hit < 1 for hit in hits):
+        raise WorkloadError(f"hits must be from 0 to below 1, got {list(hits)}")
 
 
 def _group(
-    name: str, length: int, hit: float, osl: int, requests: int, prefixes: int, base: int
+    name: str,
+    length: int,
+    hit: float,
+    osl: int,
+    requests: int,
+    prefixes: int,
+    ids: Iterator[int],
 ) -> tuple[list[Job], list[Job]]:
     """A group's requests and those that fill the cache for it."""
     if not hit:
-        return [Job(((base + i, length),), osl, group=name) for i in range(requests)], []
+        return [Job(((next(ids), length),), osl, group=name) for _ in range(requests)], []
     rest = max(1, round(length / hit) - length)
-    heads = [(base + i, length) for i in range(min(prefixes, requests))]
+    heads = [(next(ids), length) for _ in range(min(prefixes, requests))]
     jobs = [
-        Job(
-            (heads[i % len(heads)], (base + len(heads) + i, rest)),
-            osl,
-            group=name,
-            shared=length,
-        )
+        Job((heads[i % len(heads)], (next(ids), rest)), osl, group=name, shared=length)
         for i in range(requests)
     ]
     # one token more than the prefix: its last page is computed too, and may be shared
-    tail = base + len(heads) + requests
-    return jobs, [Job((head, (tail + i, 1)), 1, group=name) for i, head in enumerate(heads)]
+    return jobs, [Job((head, (next(ids), 1)), 1, group=name) for head in heads]

@@ -3,9 +3,10 @@
 Few pairs: one program per expert counts all pairs (a histogram in shared memory), finds its own
 start as the sum of the padded counts before it, and places its own pairs in order, in one launch.
 That reads every id once per expert, which at 16K tokens takes longer than it should (405 us with
-192 experts on an H200). Many pairs: one program per chunk of pairs counts it, a running sum over
-chunks says where each continues, and one program per chunk places its pairs. No atomics in global
-memory either way, and the order is always the same.
+192 experts on an H200). Many pairs: one launch counts chunks of pairs, at most CHUNKS of them so
+that their counts are few; in a second one every program sums those counts itself (`4 CHUNKS E`
+bytes, from L2) and places its own chunk. No atomics in global memory either way, and the order is
+always the same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-#: Pairs from which chunks are counted and placed one by one, and pairs in a chunk.
-MANY, CHUNK = 4096, 64
+#: Pairs from which chunks are counted and placed one by one; the most chunks; pairs that are placed
+#: at once, of which a chunk is a whole number; chunks whose counts are read at once.
+MANY, CHUNKS, STEP, READ = 4096, 128, 64, 16
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,25 @@ class Alignment:
 
 
 @triton.jit
+def _end_expert(
+    rows, experts, ends, pairs, block_m, expert, start, count, size, LANES: tl.constexpr,
+):  # fmt: skip
+    """What is known of an expert once its `count` pairs lie from `start` on: the padding behind
+    them, up to `size`, and whose tiles these are."""
+    lane = tl.arange(0, LANES)
+    tl.store(ends + expert, start + size)
+    for begin in range(count, size, LANES):
+        rest = begin + lane
+        tl.store(rows + start + rest, lane * 0 + pairs, mask=rest < size)
+    tiles = size // block_m
+    for begin in range(0, tiles, LANES):
+        tile = begin + lane
+        tl.store(experts + start // block_m + tile, lane * 0 + expert, mask=tile < tiles)
+
+
+@triton.jit(do_not_specialize=["pairs", "block_m"])
 def _align(
-    ids, rows, place, experts, ends, pairs,
-    E: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr,
+    ids, rows, place, experts, ends, pairs, block_m, LANES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane, step = tl.arange(0, LANES), tl.arange(0, CHUNK)
@@ -50,75 +68,73 @@ def _align(
         here = begin + step < pairs
         chosen = tl.load(ids + begin + step, mask=here, other=0).to(tl.int32)
         counts += tl.histogram(chosen, LANES, mask=here)
-    padded = (counts + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    padded = (counts + block_m - 1) // block_m * block_m
     start = tl.sum(tl.where(lane < expert, padded, 0))
     count = tl.sum(tl.where(lane == expert, counts, 0))
     size = tl.sum(tl.where(lane == expert, padded, 0))
-    tl.store(ends + expert, start + size)
     seen = start
     for begin in range(0, pairs, CHUNK):
         pair = begin + step
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=E).to(tl.int32)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=LANES).to(tl.int32)
         mine = chosen == expert
         one = mine.to(tl.int32)
         position = seen + tl.cumsum(one, 0) - 1
         tl.store(rows + position, pair, mask=mine)
         tl.store(place + pair, position, mask=mine)
         seen += tl.sum(one)
-    if BLOCK_M > 1:
-        rest = tl.arange(0, BLOCK_M)
-        tl.store(rows + start + count + rest, rest * 0 + pairs, mask=rest < size - count)
-        tiles = size // BLOCK_M
-        for begin in range(0, tiles, LANES):
-            mask = begin + lane < tiles
-            tl.store(experts + start // BLOCK_M + begin + lane, lane * 0 + expert, mask=mask)
+    _end_expert(rows, experts, ends, pairs, block_m, expert, start, count, size, LANES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "chunk_size"])
 def _count(
-    ids, counts, pairs, E: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr,
+    ids, counts, pairs, chunk_size, LANES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
-    pair = chunk * CHUNK + tl.arange(0, CHUNK)
-    here = pair < pairs
-    chosen = tl.load(ids + pair, mask=here, other=0).to(tl.int32)
     lane = tl.arange(0, LANES)
-    found = tl.histogram(chosen, LANES, mask=here)
-    tl.store(counts + chunk * E + lane, found, mask=lane < E)
+    found = tl.zeros([LANES], tl.int32)
+    for begin in tl.range(chunk * chunk_size, (chunk + 1) * chunk_size, STEP, num_stages=3):
+        pair = begin + tl.arange(0, STEP)
+        here = pair < pairs
+        chosen = tl.load(ids + pair, mask=here, other=0).to(tl.int32)
+        found += tl.histogram(chosen, LANES, mask=here)
+    tl.store(counts + chunk * LANES + lane, found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "chunks", "chunk_size", "count", "block_m"])
 def _place(
-    ids, upto, rows, place, experts, ends, pairs, chunks,
-    E: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr,
+    ids, counts, rows, place, experts, ends, pairs, chunks, chunk_size, count, block_m,
+    LANES: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     lane = tl.arange(0, LANES)
-    real = lane < E
-    total = tl.load(upto + (chunks - 1) * E + lane, mask=real, other=0)
-    padded = (total + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    every = tl.zeros([READ, LANES], tl.int32)
+    earlier = tl.zeros([READ, LANES], tl.int32)
+    for first in tl.range(0, chunks, READ, num_stages=3):
+        other = first + tl.arange(0, READ)[:, None]
+        found = tl.load(counts + other * LANES + lane[None, :], mask=other < chunks, other=0)
+        every += found
+        earlier += tl.where(other < chunk, found, 0)
+    total = tl.sum(every, 0)
+    padded = (total + block_m - 1) // block_m * block_m
     start = tl.cumsum(padded, 0) - padded
-    before = tl.load(upto + (chunk - 1) * E + lane, mask=real & (chunk > 0), other=0)
-    pair = chunk * CHUNK + tl.arange(0, CHUNK)
-    here = pair < pairs
-    chosen = tl.load(ids + pair, mask=here, other=LANES).to(tl.int32)
-    mine = (chosen[:, None] == lane[None, :]).to(tl.int32)
-    rank = tl.cumsum(mine, 0) - 1 + (start + before)[None, :]
-    position = tl.sum(rank * mine, 1)
-    tl.store(rows + position, pair, mask=here)
-    tl.store(place + pair, position, mask=here)
-    if chunk < E:
-        e = chunk
-        first = tl.sum(tl.where(lane == e, start, 0))
-        count = tl.sum(tl.where(lane == e, total, 0))
-        size = tl.sum(tl.where(lane == e, padded, 0))
-        tl.store(ends + e, first + size)
-        rest = tl.arange(0, BLOCK_M)
-        tl.store(rows + first + count + rest, rest * 0 + pairs, mask=rest < size - count)
-        tiles = size // BLOCK_M
-        for begin in range(0, tiles, LANES):
-            mask = begin + lane < tiles
-            tl.store(experts + first // BLOCK_M + begin + lane, lane * 0 + e, mask=mask)
+    step = tl.arange(0, STEP)
+    upto = start + tl.sum(earlier, 0)
+    stop = tl.minimum((chunk + 1) * chunk_size, pairs)
+    for begin in tl.range(chunk * chunk_size, stop, STEP, num_stages=2):
+        pair = begin + step
+        here = pair < pairs
+        chosen = tl.load(ids + pair, mask=here, other=0).to(tl.int32)
+        same = (chosen[:, None] == chosen[None, :]) & (step[None, :] < step[:, None])
+        position = tl.gather(upto, chosen, 0) + tl.sum(same.to(tl.int32), 1)
+        tl.store(rows + position, pair, mask=here)
+        tl.store(place + pair, position, mask=here)
+        upto += tl.histogram(chosen, LANES, mask=here)
+    if chunk < count:
+        own = lane == chunk
+        first = tl.sum(tl.where(own, start, 0))
+        have = tl.sum(tl.where(own, total, 0))
+        size = tl.sum(tl.where(own, padded, 0))
+        _end_expert(rows, experts, ends, pairs, block_m, chunk, first, have, size, LANES)
 
 
 def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> Alignment:
@@ -135,20 +151,20 @@ def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> A
     rows, place, tile_experts, ends = (
         torch.empty(size, dtype=torch.int32, device=where) for size in sizes
     )
+    lanes = triton.next_power_of_2(count)
     if pairs > MANY:
-        chunks, lanes = -(-pairs // CHUNK), triton.next_power_of_2(count)
-        counts = torch.empty(chunks, count, dtype=torch.int32, device=where)
-        _count[(chunks,)](experts, counts, pairs, E=count, LANES=lanes, CHUNK=CHUNK)
-        upto = counts.cumsum(0, dtype=torch.int32)
+        size = STEP * triton.cdiv(pairs, STEP * CHUNKS)
+        chunks = triton.cdiv(pairs, size)
+        counts = torch.empty(chunks, lanes, dtype=torch.int32, device=where)
+        _count[(chunks,)](experts, counts, pairs, size, LANES=lanes, STEP=STEP)
         _place[(max(chunks, count),)](
-            experts, upto, rows, place, tile_experts, ends, pairs, chunks,
-            E=count, LANES=lanes, CHUNK=CHUNK, BLOCK_M=block_m, num_warps=8,
+            experts, counts, rows, place, tile_experts, ends, pairs, chunks, size, count, block_m,
+            LANES=lanes, STEP=STEP, READ=READ, num_warps=8,
         )  # fmt: skip
-        return Alignment(pairs, blocks, rows, place, tile_experts, ends)
-    chunk = min(2048, triton.next_power_of_2(pairs))
-    _align[(count,)](
-        experts, rows, place, tile_experts, ends, pairs,
-        E=count, LANES=triton.next_power_of_2(count), CHUNK=max(chunk, 32), BLOCK_M=block_m,
-        num_warps=8 if chunk > 1024 else 4,
-    )  # fmt: skip
+    else:
+        few = pairs <= 512
+        _align[(count,)](
+            experts, rows, place, tile_experts, ends, pairs, block_m,
+            LANES=lanes, CHUNK=512 if few else 2048, num_warps=4 if few else 8,
+        )  # fmt: skip
     return Alignment(pairs, blocks, rows, place, tile_experts, ends)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.split import TaskMap, Workspace, combine, owned, padded_batch, sequence_of
+from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _decode_gqa_kernel(
     q_row, q_head, k_page, k_head, k_token, v_page, v_head, v_token, table_row,
     HK: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, B_PAD: tl.constexpr,
-    LEAST: tl.constexpr, STAGES: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     g = tl.arange(0, G_PAD)
     d = tl.arange(0, D_PAD)
@@ -86,7 +86,7 @@ def _decode_gqa_kernel(
         unit = tl.program_id(0)
         stop = unit + 1
     else:
-        unit, stop = owned(bounds, batch, LEAST)
+        unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
     while unit < stop:
         if STATIC > 0:
             b = unit // (HK * STATIC)
@@ -97,10 +97,9 @@ def _decode_gqa_kernel(
             first = unit % STATIC * share
             last = tl.minimum(first + share, tiles)
         else:
-            b = sequence_of(unit, bounds, batch, B_PAD)
-            length = tl.load(lengths + b)
+            b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
             tiles = tl.cdiv(length, TILE)
-            inside = unit - tl.load(bounds + b)
+            inside = unit - start
             head = inside // tiles
             first = inside % tiles
             last = tl.minimum(tiles, first + stop - unit)
@@ -134,18 +133,22 @@ def _decode_gqa_kernel(
             unit += 1
         else:
             unit += last - first
+            if unit - start >= tiles * HK:
+                unit = end
 
 
 @dataclass(frozen=True)
 class GQAConfig:
     """Launch shape: padded heads of a group, tokens of a tile, pipeline stages, how many programs
-    share a multiprocessor, and the fewest tiles that are worth a program."""
+    share a multiprocessor, the fewest tiles that are worth a program, and the `slack` of
+    `task_map`."""
 
     rows: int
     tile: int
     stages: int
     residents: int
     least: int = 1
+    slack: int = -1
 
 
 def gqa_config(group: int, dim: int, itemsize: int = 2) -> GQAConfig:
@@ -165,7 +168,6 @@ def decode_gqa(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    programs: int,
     config: GQAConfig,
     static: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,9 +178,9 @@ def decode_gqa(
         key, value: pages `[num_pages, page_size, Hk, D]`, any strides but the last.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
         shares: `task_map(..., tile=config.tile, blocks=Hk)`.
-        space: `>= 2 * programs` slots, or `B * Hk * static`, of `config.rows` rows and D columns.
+        space: `>= 2 * shares.programs` slots, or `B * Hk * static`, of `config.rows`
+            rows and D columns.
         scale: on the scores.
-        programs: how many programs share the units.
         static: instead of the task map, split every sequence into this many pieces (what
             flash-decoding does; kept to compare with).
 
@@ -191,7 +193,7 @@ def decode_gqa(
     out = torch.empty(batch, heads, dim, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
     wide = q.dtype == torch.float32
-    grid = batch * kv_heads * static if static else programs
+    grid = batch * kv_heads * static if static else shares.programs
     _decode_gqa_kernel[(grid,)](
         q, key, value, pages, shares.lengths, shares.bounds, out, lse, space.out, space.lse,
         batch, scale * 1.4426950408889634,
@@ -199,8 +201,8 @@ def decode_gqa(
         value.stride(0), value.stride(2), value.stride(1), pages.stride(0),
         HK=kv_heads, G=group, G_PAD=config.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), LEAST=shares.least, STAGES=config.stages,
+        B_PAD=padded_batch(batch), STAGES=config.stages,
         STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
     )  # fmt: skip
-    combine(space, shares, out, lse, programs, group, static)
+    combine(space, shares, out, lse, group, static)
     return out, lse

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from baton.ops.triton.decode_gqa import pages_of
-from baton.ops.triton.split import TaskMap, Workspace, combine, owned, padded_batch, sequence_of
+from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
 @triton.jit(do_not_specialize=["batch", "table_row"])
@@ -26,18 +26,18 @@ def _decode_mla_kernel(
     q_row, q_head, rope_row, rope_head, k_page, k_token, table_row,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, L_PAD: tl.constexpr,
     ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    B_PAD: tl.constexpr, LEAST: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    B_PAD: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, R)
     n = tl.arange(0, TILE)
     c = tl.arange(0, L_PAD)
     e = tl.arange(0, ROPE_PAD)
-    unit, stop = owned(bounds, batch, LEAST)
+    unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
     while unit < stop:
-        b = sequence_of(unit, bounds, batch, B_PAD)
-        length = tl.load(lengths + b)
+        b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
         tiles = tl.cdiv(length, TILE)
-        inside = unit - tl.load(bounds + b)
+        inside = unit - start
         head = inside // tiles * R + r
         first = inside % tiles
         last = tl.minimum(tiles, first + stop - unit)
@@ -55,7 +55,10 @@ def _decode_mla_kernel(
         )
         top = tl.full([R], float("-inf"), tl.float32)
         total = tl.zeros([R], tl.float32)
-        acc = tl.zeros([R, L_PAD], tl.float32)
+        if SWAP:
+            acc = tl.zeros([L_PAD, R], tl.float32)
+        else:
+            acc = tl.zeros([R, L_PAD], tl.float32)
         table = pages + b * table_row
         page = pages_of(table, first, n, length, TILE, PAGE)
         for t in tl.range(first, last, num_stages=STAGES):
@@ -67,18 +70,32 @@ def _decode_mla_kernel(
             kr = tl.load(at + L + e[None, :], live[:, None] & (e < ROPE)[None, :], 0.0).to(
                 query.dtype
             )
-            s = tl.dot(query, tl.trans(k), input_precision=PRECISION)
-            s = tl.dot(turn, tl.trans(kr), s, input_precision=PRECISION) * scale_log2
-            s = tl.where(live[None, :], s, float("-inf"))
-            new_top = tl.maximum(top, tl.max(s, 1))
-            p = tl.exp2(s - new_top[:, None])
-            old = tl.exp2(top - new_top)
-            total = total * old + tl.sum(p, 1)
-            acc = acc * old[:, None]
-            acc = tl.dot(p.to(query.dtype), k, acc, input_precision=PRECISION)
+            if SWAP:
+                s = tl.dot(k, tl.trans(query), input_precision=PRECISION)
+                s = tl.dot(kr, tl.trans(turn), s, input_precision=PRECISION) * scale_log2
+                s = tl.where(live[:, None], s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 0))
+                p = tl.exp2(s - new_top[None, :])
+                old = tl.exp2(top - new_top)
+                total = total * old + tl.sum(p, 0)
+                acc = acc * old[None, :]
+                acc = tl.dot(tl.trans(k), p.to(query.dtype), acc, input_precision=PRECISION)
+            else:
+                s = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+                s = tl.dot(turn, tl.trans(kr), s, input_precision=PRECISION) * scale_log2
+                s = tl.where(live[None, :], s, float("-inf"))
+                new_top = tl.maximum(top, tl.max(s, 1))
+                p = tl.exp2(s - new_top[:, None])
+                old = tl.exp2(top - new_top)
+                total = total * old + tl.sum(p, 1)
+                acc = acc * old[:, None]
+                acc = tl.dot(p.to(query.dtype), k, acc, input_precision=PRECISION)
             top, page = new_top, later
         top += tl.log2(total)
-        acc = acc / total[:, None]
+        if SWAP:
+            acc = tl.trans(acc / total[None, :])
+        else:
+            acc = acc / total[:, None]
         mask = here[:, None] & (c < L)[None, :]
         if first == 0 and last == tiles:
             at_out = out + (b * H + head)[:, None] * L + c[None, :]
@@ -89,12 +106,16 @@ def _decode_mla_kernel(
             tl.store(part + (slot * R + r)[:, None] * L + c[None, :], acc, mask)
             tl.store(part_lse + slot * R + r, top, here)
         unit += last - first
+        if unit - start >= tiles * tl.cdiv(H, R):
+            unit = end
 
 
 @dataclass(frozen=True)
 class MLAConfig:
     """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, how many programs
-    fit on a multiprocessor by shared memory, and the fewest tiles that are worth a program."""
+    fit on a multiprocessor by shared memory, the fewest tiles that are worth a program, and the
+    `slack` of `task_map`. `swap`: tokens are the 64-wide side of the tensor core instruction and
+    heads the narrow one, so that wgmma serves few heads too, from shared memory."""
 
     rows: int
     tile: int
@@ -102,6 +123,12 @@ class MLAConfig:
     stages: int
     residents: int
     least: int = 1
+    slack: int = -1
+    swap: bool = False
+
+
+#: For up to 16 heads, in place of what `mla_config` says: two tiles in flight, four warps.
+SWAPPED = MLAConfig(16, 64, 4, 2, 1, slack=2, swap=True)
 
 
 def mla_config(heads: int, itemsize: int = 2) -> MLAConfig:
@@ -111,7 +138,7 @@ def mla_config(heads: int, itemsize: int = 2) -> MLAConfig:
     rows = min(64, max(16, triton.next_power_of_2(heads)))
     if itemsize > 2:
         return MLAConfig(rows, 16, 8, 2, 1)
-    return MLAConfig(rows, 64, 8, 3 if rows <= 32 else 2, 1)
+    return MLAConfig(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
 
 
 def decode_mla(
@@ -122,7 +149,6 @@ def decode_mla(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    programs: int,
     config: MLAConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its latents.
@@ -133,9 +159,8 @@ def decode_mla(
         pages_kv: pages `[num_pages, page_size, 1, L + rope]`.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
         shares: `task_map(..., tile=config.tile, blocks=ceil(H / config.rows))`.
-        space: `>= 2 * programs` slots of `config.rows` rows and L columns.
+        space: `>= 2 * shares.programs` slots of `config.rows` rows and L columns.
         scale: on the scores.
-        programs: how many programs share the units.
 
     Returns:
         `(out [B, H, L] in q's dtype, lse float32 [B, H])`, still in the latent space.
@@ -144,15 +169,16 @@ def decode_mla(
     rope, page_size = q_rope.shape[-1], pages_kv.shape[1]
     out = torch.empty(batch, heads, latent, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
-    _decode_mla_kernel[(programs,)](
+    _decode_mla_kernel[(shares.programs,)](
         q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
         space.out, space.lse, batch, scale * 1.4426950408889634,
         q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
         pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
         H=heads, R=config.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), LEAST=shares.least, STAGES=config.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=config.warps,
+        B_PAD=padded_batch(batch), STAGES=config.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=config.swap,
+        num_warps=config.warps,
     )  # fmt: skip
-    combine(space, shares, out, lse, programs, config.rows, 0)
+    combine(space, shares, out, lse, config.rows, 0)
     return out, lse

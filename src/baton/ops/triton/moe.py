@@ -33,58 +33,31 @@ DIRECT_PAIRS = 32
 
 
 @triton.jit
-def _grouped_gemm(
-    x, a, w, out, rows, experts, ends, pairs, blocks, x_stride,
-    E: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-    GATED: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr,
+def _tile(
+    x, a, w, out, pair, pairs, top_k, first, weight_row, column, x_stride,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, SWAP: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """`out[p] = f(W[expert of p] in[p])` for positions p of BM-row tiles, one expert a tile.
-
-    GATED: `in` is x read by token index, W is `[E, 2N, K]`, f is SiLU times. Otherwise `in` is
-    `a` (a descriptor) read by position and W is `[E, N, K]`. `w`, `a` are descriptors with
-    blocks `[BN, BK]` and `[BM, BK]`. DIRECT: a tile for each of a token's first ROUTED pairs, then
-    one with all tokens for each of the experts behind those.
-    """
-    pid = tl.program_id(0)
-    # Tiles of GROUP consecutive blocks of rows run together: they share weights in L2.
-    per_group = GROUP * tl.cdiv(N, BN)
-    first = pid // per_group * GROUP
-    height = tl.minimum(blocks - first, GROUP)
-    block = first + pid % per_group % height
-    column = pid % per_group // height * BN
-    lane = tl.arange(0, BM)
-    if DIRECT:
-        tokens = pairs // TOP_K
-        common = block - tokens * ROUTED
-        leader = block // ROUTED * TOP_K + block % ROUTED
-        leader = tl.where(common < 0, leader, ROUTED + common)
-        expert = tl.load(experts + leader).to(tl.int32)
-        pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * TOP_K, pairs)
-    else:
-        if block * BM >= tl.load(ends + E - 1):
-            return
-        expert = tl.load(experts + block)
-        pair = tl.load(rows + block * BM + lane)
+    """`M` rows from position `first` on, of the pairs `pair [M]`. WHOLE: as many as `a`'s block
+    has; fewer are read by address."""
+    lane, kk = tl.arange(0, M), tl.arange(0, BK)
     valid = pair < pairs
-    kk = tl.arange(0, BK)
-    weight_row = expert * ((2 if GATED else 1) * N) + column
+    position = (first + lane).to(tl.int64)
     if SWAP:
-        acc = tl.zeros([BN, BM], tl.float32)
-        acc_up = tl.zeros([BN, BM], tl.float32)
+        acc = tl.zeros([BN, M], tl.float32)
+        acc_up = tl.zeros([BN, M], tl.float32)
     else:
-        acc = tl.zeros([BM, BN], tl.float32)
-        acc_up = tl.zeros([BM, BN], tl.float32)
-    token = tl.where(valid, pair // TOP_K, 0).to(tl.int64)
-    source = x + token[:, None] * x_stride + kk[None, :]
+        acc = tl.zeros([M, BN], tl.float32)
+        acc_up = tl.zeros([M, BN], tl.float32)
+    row = tl.where(valid, pair // top_k, 0).to(tl.int64) if GATED else position
+    source = x + row[:, None] * x_stride + kk[None, :]
     for k in range(0, K, BK):
-        if GATED:
-            if K % BK == 0:
-                tile = tl.load(source + k, mask=valid[:, None], other=0.0)
-            else:
-                tile = tl.load(source + k, mask=valid[:, None] & (kk + k < K)[None, :], other=0.0)
+        if WHOLE and not GATED:
+            tile = a.load([first, k])
+        elif K % BK == 0:
+            tile = tl.load(source + k, mask=valid[:, None], other=0.0)
         else:
-            tile = a.load([block * BM, k])
+            tile = tl.load(source + k, mask=valid[:, None] & (kk + k < K)[None, :], other=0.0)
         weight = w.load([weight_row, k])
         if SWAP:
             acc = dot(weight, tile.T, acc)
@@ -101,10 +74,54 @@ def _grouped_gemm(
     result = acc.to(out.dtype.element_ty)
     if SWAP:
         result = result.T
-    position = (block * BM + lane).to(tl.int64)
     col = column + tl.arange(0, BN)
     target = out + position[:, None] * N + col[None, :]
     tl.store(target, result, mask=valid[:, None] & (col < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks", "count", "top_k", "routed"])
+def _grouped_gemm(
+    x, a, w, out, rows, experts, ends, pairs, blocks, count, top_k, routed, x_stride,
+    N: tl.constexpr, K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    GATED: tl.constexpr, SWAP: tl.constexpr, DIRECT: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """`out[p] = f(W[expert of p] in[p])` for positions p of BM-row tiles, one expert a tile.
+
+    GATED: `in` is x read by token index, W is `[E, 2N, K]`, f is SiLU times. Otherwise `in` is x
+    read by position, by `a`, a descriptor of it with blocks `[BM, BK]`, and W is `[E, N, K]`. `w`
+    is a descriptor with blocks `[BN, BK]`. DIRECT: a tile for each of a token's first `routed`
+    pairs, then one with all tokens for each of the experts behind those. HALF: an expert's last
+    tile is computed at half height where that holds its pairs.
+    """
+    pid = tl.program_id(0)
+    # Tiles of GROUP consecutive blocks of rows run together: they share weights in L2.
+    per_group = GROUP * tl.cdiv(N, BN)
+    start = pid // per_group * GROUP
+    height = tl.minimum(blocks - start, GROUP)
+    block = start + pid % per_group % height
+    column = pid % per_group // height * BN
+    lane, first = tl.arange(0, BM), block * BM
+    if DIRECT:
+        tokens = pairs // top_k
+        common = block - tokens * routed
+        leader = block // routed * top_k + block % routed
+        leader = tl.where(common < 0, leader, routed + common)
+        expert = tl.load(experts + leader).to(tl.int32)
+        pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * top_k, pairs)
+    else:
+        if first >= tl.load(ends + count - 1):
+            return
+        expert = tl.load(experts + block)
+        pair = tl.load(rows + first + lane)
+    weight_row = expert * ((2 if GATED else 1) * N) + column
+    if HALF and tl.load(rows + first + BM // 2) >= pairs:
+        some = tl.load(rows + first + tl.arange(0, BM // 2))
+        _tile(x, a, w, out, some, pairs, top_k, first, weight_row, column, x_stride,
+              BM // 2, N, K, BN, BK, GATED, SWAP, False)  # fmt: skip
+    else:
+        _tile(x, a, w, out, pair, pairs, top_k, first, weight_row, column, x_stride,
+              BM, N, K, BN, BK, GATED, SWAP, True)  # fmt: skip
 
 
 @triton.jit
@@ -175,9 +192,10 @@ def _gemm(
     # GATED never reads the second, but every argument needs a value of its type.
     a = w if gated else TensorDescriptor.from_tensor(x, [tiles.m, tiles.k])
     _grouped_gemm[(plan.blocks * triton.cdiv(width, tiles.n),)](
-        x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks, x.stride(0),
-        E=experts, N=width, K=inner, TOP_K=top_k, ROUTED=top_k - common, BM=tiles.m, BN=tiles.n,
-        BK=tiles.k, GROUP=tiles.group, GATED=gated, SWAP=tiles.swap, DIRECT=direct,
+        x, a, w, out, plan.rows, plan.experts, plan.ends, plan.pairs, plan.blocks,
+        experts, top_k, top_k - common, x.stride(0),
+        N=width, K=inner, BM=tiles.m, BN=tiles.n, BK=tiles.k, GROUP=tiles.group,
+        GATED=gated, SWAP=tiles.swap, DIRECT=direct, HALF=tiles.half,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Tiles:
     """Tokens `m`, output columns `n` and inner width `k` of a tile; `swap` puts tokens on the
-    narrow side; `group` blocks of rows share weights in L2."""
+    narrow side; `group` blocks of rows share weights in L2; `half`: tiles whose tokens fit in half
+    of one are computed at half height."""
 
     m: int
     n: int
@@ -23,14 +24,16 @@ class Tiles:
     warps: int
     stages: int
     group: int
+    half: bool = False
 
 
+_ANY = float("inf")
 #: (most tokens per expert on average, tiles of the gate-up GEMM, tiles of the down GEMM)
 TABLE = (
     (8.0, Tiles(16, 64, 128, True, 4, 3, 8), Tiles(16, 128, 128, True, 4, 3, 8)),
     (20.0, Tiles(32, 64, 64, True, 4, 5, 8), Tiles(32, 128, 64, True, 4, 5, 8)),
     (48.0, Tiles(64, 128, 64, True, 8, 4, 8), Tiles(64, 128, 64, True, 4, 4, 8)),
-    (float("inf"), Tiles(128, 128, 64, False, 8, 4, 8), Tiles(128, 256, 64, False, 8, 4, 8)),
+    (_ANY, Tiles(128, 128, 64, False, 8, 4, 8, True), Tiles(128, 256, 64, False, 8, 4, 8, True)),
 )
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 _TILE = 2048  # elements that a program of short rows takes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x, residual, weight, out, total, rows, x_stride, residual_stride, eps,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,

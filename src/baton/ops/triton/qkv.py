@@ -103,7 +103,7 @@ def _put(
         tl.store(at + rest_col, rest.to(dtype), mask=live & (rest_col < DIM))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _gqa(
     qkv, q_out, k_out, key, value, slots, cos, sin, q_weight, k_weight, eps, qkv_stride,
     key_page, key_offset, key_head, value_page, value_offset, value_head,
@@ -199,7 +199,7 @@ def gqa_heads(
     return q, k, v
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def _mla(
     q, kv, key, slots, cos, sin, weight, eps, tokens, q_stride, kv_stride, key_page, key_offset,
     HEADS: tl.constexpr, NOPE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,

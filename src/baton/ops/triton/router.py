@@ -5,7 +5,8 @@ GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three b
 copy of the activations; the split happens in registers, between the load and the product. With
 few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
 192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
-parts, in order.
+parts, in order. With many tokens the three numbers come from memory, as three times as many rows
+of one bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
 the lower expert. Experts that every token visits are columns behind the chosen ones. Bytes: the
@@ -24,15 +25,17 @@ from baton.ops.triton.common import dot
 _LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf become this
 _SMS = 132
 _INNER = 128
+_MOST_PARTS = 16
+#: Products of a gate from which the library's GEMM on split weights pays.
+SPLIT_FROM = 2**28
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _gate(
-    x, w, out, tokens, x_stride,
-    E: tl.constexpr, H: tl.constexpr, PART: tl.constexpr,
-    BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    x, w, out, tokens, share, x_stride,
+    E: tl.constexpr, H: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """`out[part, t, e]`: the share of inner columns `[part * PART, (part + 1) * PART)`."""
+    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`."""
     expert = tl.program_id(0) * BE + tl.arange(0, BE)
     token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
     part = tl.program_id(2)
@@ -41,7 +44,7 @@ def _gate(
     source_w = w + expert[:, None] * H + kk[None, :]
     source_x = x + token[:, None] * x_stride + kk[None, :]
     acc = tl.zeros([BE, BT], tl.float32)
-    for k in range(part * PART, part * PART + PART, BK):
+    for k in range(part * share, part * share + share, BK):
         inside = (kk + k < H)[None, :]
         weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
         tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
@@ -62,25 +65,44 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     over parts. `parts` depends on T alone."""
     (tokens, hidden), experts = x.shape, weight.shape[0]
     x = x if x.stride(1) == 1 else x.contiguous()
-    block_t = 16 if tokens <= 64 else 64 if tokens <= 2048 else 128
+    block_t = 16 if tokens <= 64 else 64
     tiles = triton.cdiv(experts, 64) * triton.cdiv(tokens, block_t)
     steps = triton.cdiv(hidden, _INNER)
-    part = _INNER * triton.cdiv(steps, min(steps, 16, max(1, _SMS // tiles)))
-    parts = triton.cdiv(hidden, part)
+    share = _INNER * triton.cdiv(steps, min(steps, _MOST_PARTS, max(1, _SMS // tiles)))
+    parts = triton.cdiv(hidden, share)
     out = torch.empty(parts, tokens, experts, dtype=torch.float32, device=x.device)
     if tokens:
         grid = triton.cdiv(experts, 64), triton.cdiv(tokens, block_t), parts
         inner = _INNER if block_t == 16 else 64
         _gate[grid](
-            x, weight, out, tokens, x.stride(0), E=experts, H=hidden, PART=part,
+            x, weight, out, tokens, share, x.stride(0), E=experts, H=hidden,
             BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3,
         )  # fmt: skip
     return out
 
 
-@triton.jit
+def split_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Float32 `weight [E, H]` as the sum of three bfloat16 ones, smallest first: `[3 E, H]`."""
+    high = weight.bfloat16()
+    left = weight - high.float()
+    middle = left.bfloat16()
+    return torch.cat(((left - middle.float()).bfloat16(), middle, high))
+
+
+def split_pays(tokens: int, experts: int, hidden: int) -> bool:
+    """Whether `split_logits` is faster than `gate_logits`: it needs work for the whole card."""
+    return tokens * experts * hidden >= SPLIT_FROM
+
+
+def split_logits(x: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """As `gate_logits`, of a weight that `split_weight` made."""
+    out = torch.mm(x, parts.t(), out_dtype=torch.float32)
+    return out.view(x.shape[0], 3, -1).transpose(0, 1)
+
+
+@triton.jit(do_not_specialize=["parts", "part_stride"])
 def _choose(
-    logits, bias, experts, weights, tokens, scale,
+    logits, bias, experts, weights, parts, part_stride, stride, scale,
     PARTS: tl.constexpr, E: tl.constexpr, LANES: tl.constexpr, TOP_K: tl.constexpr,
     SHARED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, NORMALISE: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, PAIR: tl.constexpr,
@@ -90,7 +112,8 @@ def _choose(
     real = lane < E
     x = tl.zeros([LANES], tl.float32)
     for part in tl.static_range(PARTS):
-        x += tl.load(logits + (part * tokens + token) * E + lane, mask=real, other=0.0)
+        row = logits + part * part_stride.to(tl.int64) + token * stride
+        x += tl.load(row + lane, mask=real & (part < parts), other=0.0)
     if SIGMOID:
         scores = tl.sigmoid(x)
     else:
@@ -157,15 +180,17 @@ def choose(
     """See `ops.router.route`, of float32 `logits [parts, T, E]` summed over parts. Best first;
     among equal choices the lower expert."""
     parts, tokens, count = logits.shape
-    logits = logits.contiguous()
+    logits = logits if logits.stride(2) == 1 else logits.contiguous()
     size = tokens, moe.top_k + moe.shared_experts
     experts = torch.empty(size, dtype=torch.int64, device=logits.device)
     weights = torch.empty(size, dtype=torch.float32, device=logits.device)
     if tokens:
         _choose[(tokens,)](
-            logits, logits if bias is None else bias, experts, weights, tokens, moe.scale,
-            PARTS=parts, E=count, LANES=triton.next_power_of_2(count), TOP_K=moe.top_k,
-            SHARED=moe.shared_experts, SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
+            logits, logits if bias is None else bias, experts, weights,
+            parts, logits.stride(0), logits.stride(1), moe.scale,
+            PARTS=4 if parts <= 4 else _MOST_PARTS, E=count,
+            LANES=triton.next_power_of_2(count), TOP_K=moe.top_k, SHARED=moe.shared_experts,
+            SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
             NORMALISE=moe.normalise, GROUPS=moe.groups, TOP_GROUPS=moe.top_groups,
             PAIR=moe.group_score == "top2",
             num_warps=1,

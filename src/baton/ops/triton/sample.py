@@ -18,6 +18,8 @@ import triton.language as tl
 from baton.ops.triton.common import log, log1p
 
 _BLOCK = 2048
+#: Pointers that are aligned for some numbers of rows and not for others.
+_SLICED = ["noisy", "where", "noisy_at", "slots"]
 _UNIT = tl.constexpr(-(2.0**-31) * (1 - 2.0**-24))
 
 
@@ -68,7 +70,7 @@ def _row_maximum(best, row, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     return tl.where(unreal > 0, float("nan"), value), at
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SLICED)
 def _noisy(
     logits, best, noisy, where, slots, temperatures, seeds, counts,
     stride, temperature_stride, seed_stride,
@@ -89,7 +91,7 @@ def _noisy(
     tl.store(where + row * BLOCKS + block, block * B + at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SLICED)
 def _pick(
     best, best_at, noisy, noisy_at, slots, temperatures, temperature_stride, tokens, bad,
     BLOCKS: tl.constexpr, LANES: tl.constexpr, RANDOM: tl.constexpr,

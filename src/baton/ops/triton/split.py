@@ -1,19 +1,27 @@
 """How decode attention is shared out over programs, and how partial results become one.
 
 The work of a step is a line of *units*: sequence by sequence, head block by head block, tile of
-tokens by tile of tokens. `C` persistent programs own `ceil(units / C)` consecutive units each,
-so one 64K sequence among fifteen of 4K costs what its bytes cost and no more (a fixed number of
-splits per sequence leaves most programs waiting for the longest). Only `bounds` is stored: every
-program finds its own segments, and the combiner finds who wrote what, by arithmetic:
+tokens by tile of tokens. Each of `C` persistent programs owns `per` consecutive units, so one 64K
+sequence among fifteen of 4K costs what its bytes cost and no more (a fixed number of splits per
+sequence leaves most programs waiting for the longest). `per` is the fewest units with which C
+programs reach the end, or `least`.
 
-- program p owns units [p * per, (p + 1) * per), per = max(ceil(units / C), least): with a
-  `least` of more than one, a short line goes to fewer programs;
+Where a program's share crosses into another sequence its pipeline of loads runs empty and starts
+again, which costs as much as some tiles. So sequences may start where a program's share does:
+each is lengthened to whole shares, with the smallest `per` for which C shares are enough. That is
+done when the longest share grows by `slack` units at most; it always does for sequences of one
+length, and never for one long one among as many short ones as there are programs.
+
+Only the line is stored: every program finds its own segments, and the combiner finds who wrote
+what, by arithmetic:
+
+- program p owns units [p * per, (p + 1) * per);
 - it meets at most one segment that began in an earlier program (partial slot 2p) and at most one
   that goes on in the next (slot 2p + 1, or 2p when it is both); all others are complete and go
   straight to the output.
 
 Everything is computed on the device from the positions, once per step, so a captured graph
-replays with new lengths. Bytes: `4 (2 B + 1)`; a microsecond.
+replays with new lengths. Bytes: `4 (2 B + 2)`; a few microseconds.
 """
 
 from __future__ import annotations
@@ -24,45 +32,63 @@ import torch
 import triton
 import triton.language as tl
 
-LN2 = 0.6931471805599453
+#: Programs of `combine` that are enough.
+COMBINERS = 512
 
 
 @triton.jit(
-    do_not_specialize=["batch", "blocks"],
+    do_not_specialize=["batch", "blocks", "picked", "programs", "least", "slack"],
     do_not_specialize_on_alignment=["positions", "rows"],
 )
-def _map_kernel(positions, rows, lengths, bounds, batch, blocks, TILE: tl.constexpr, B_PAD: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip # noqa: E501
+def _map_kernel(
+    positions, rows, lengths, bounds, batch, blocks, picked, programs, least, slack,
+    TILE: tl.constexpr, B_PAD: tl.constexpr,
+):  # fmt: skip
     b = tl.arange(0, B_PAD)
-    row = tl.load(rows + b, b < batch, 0) if ROWS else b
+    row = tl.where(picked != 0, tl.load(rows + b, (b < batch) & (picked != 0), 0), b)
     length = (tl.load(positions + row, b < batch, -1) + 1).to(tl.int32)
     units = tl.cdiv(length, TILE) * blocks
+    per = tl.maximum(tl.cdiv(tl.sum(units, 0), programs), least)
+    if slack >= 0:
+        # The smallest share up to `high` with which whole shares are enough, or `high`.
+        low, high = per, per + slack
+        while low < high:
+            middle = (low + high) // 2
+            enough = tl.sum(tl.cdiv(units, middle), 0) <= programs
+            low = tl.where(enough, low, middle + 1)
+            high = tl.where(enough, middle, high)
+        if tl.sum(tl.cdiv(units, low), 0) <= programs:
+            per = low
+            units = tl.cdiv(units, per) * per
     tl.store(lengths + b, length, b < batch)
     tl.store(bounds + 1 + b, tl.cumsum(units, 0), b < batch)
     tl.store(bounds, 0)
+    tl.store(bounds + 1 + batch, per)
 
 
 @triton.jit
-def share(units, programs, LEAST: tl.constexpr):
-    """Consecutive units of one program."""
-    return tl.maximum(tl.cdiv(units, programs), LEAST)
-
-
-@triton.jit
-def owned(bounds, batch, LEAST: tl.constexpr):
-    """This program's units `[first, last)` of the line."""
-    units = tl.load(bounds + batch)
-    per = share(units, tl.num_programs(0), LEAST)
-    first = tl.program_id(0) * per
-    return first, tl.minimum(first + per, units)
-
-
-@triton.jit
-def sequence_of(unit, bounds, batch, B_PAD: tl.constexpr):
-    """The sequence that holds `unit`: how many sequences end at or before it. One load of the
-    whole (cached) table and one reduction; a binary search would be a chain of loads."""
+def line(lengths, bounds, batch, B_PAD: tl.constexpr):
+    """What a program needs of the line: its own units `[first, stop)`, and of all sequences the
+    ends and lengths `[B_PAD]`. All loads at once: where a program starts, nothing else hides
+    them."""
     b = tl.arange(0, B_PAD)
     ends = tl.load(bounds + 1 + b, b < batch, 2147483647)
-    return tl.sum((ends <= unit).to(tl.int32), 0)
+    length = tl.load(lengths + b, b < batch, 0)
+    units, per = tl.load(bounds + batch), tl.load(bounds + batch + 1)
+    first = tl.program_id(0) * per
+    return first, tl.minimum(first + per, units), ends, length
+
+
+@triton.jit
+def sequence_of(unit, ends, lengths, B_PAD: tl.constexpr):
+    """The sequence that holds `unit`, its first unit, the next one's, and its length. Reductions
+    over the whole table; a binary search would be a chain of loads."""
+    before = ends <= unit
+    b = tl.sum(before.to(tl.int32), 0)
+    start = tl.max(tl.where(before, ends, 0), 0)
+    end = tl.min(tl.where(before, 2147483647, ends), 0)
+    length = tl.sum(tl.where(tl.arange(0, B_PAD) == b, lengths, 0), 0)
+    return b, start, end, length
 
 
 @triton.jit
@@ -74,54 +100,60 @@ def _slot(start, i, STATIC: tl.constexpr):
         return start + 2 * i - (i > 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["batch", "programs"])
+@triton.jit(do_not_specialize=["batch"])
 def _combine_kernel(
-    part, part_lse, lengths, bounds, out, lse, batch, programs,
+    part, part_lse, lengths, bounds, out, lse, batch,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr,
-    LEAST: tl.constexpr, STATIC: tl.constexpr,
+    HEADS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
-    """One program per (sequence, query head, block of columns): the log-sum-exp weighted mean of
-    the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`). Leaves what is complete
-    alone. `PIECES` partials are loaded at once and `STAGES` times as many are on their way (as
-    asynchronous copies; plain loads would be put one behind the other to save registers)."""
-    b, head = tl.program_id(0), tl.program_id(1)
-    block, r = head // BLOCK_HEADS, head % BLOCK_HEADS
+    """One program per (sequence, HEADS query heads of one block, block of columns): the
+    log-sum-exp weighted mean of the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`).
+    Leaves what is complete alone. `PIECES` partials are loaded at once and `STAGES` times as many
+    are on their way (as asynchronous copies; plain loads would be put one behind the other to save
+    registers)."""
+    b, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    block = tl.program_id(1) * HEADS // BLOCK_HEADS
+    r = head - block * BLOCK_HEADS
     tiles = tl.cdiv(tl.load(lengths + b), TILE)
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (b * heads + head).to(tl.int64)
+    inside = (head < heads)[:, None] & (d < D)[None, :]
+    at_out = out + row[:, None] * D + d[None, :]
     if tiles == 0:
-        tl.store(out + row * D + d, tl.zeros([COLUMNS], out.dtype.element_ty), d < D)
-        tl.store(lse + row, float("-inf"))
+        tl.store(at_out, tl.zeros([HEADS, COLUMNS], out.dtype.element_ty), inside)
+        tl.store(lse + row, tl.full([HEADS], float("-inf"), tl.float32), head < heads)
     else:
         if STATIC > 0:
             count = tl.cdiv(tiles, tl.cdiv(tiles, STATIC))
             start = (b * (heads // BLOCK_HEADS) + block) * STATIC
         else:
-            per = share(tl.load(bounds + batch), programs, LEAST)
+            per = tl.load(bounds + batch + 1)
             first = tl.load(bounds + b) + block * tiles
             p0 = first // per
             count = (first + tiles - 1) // per - p0 + 1
             start = 2 * p0 + 1
         if count > 1 or STATIC > 0:
-            top = float("-inf")
-            total = 0.0
-            acc = tl.zeros([COLUMNS], tl.float32)
+            top = tl.full([HEADS], float("-inf"), tl.float32)
+            total = tl.zeros([HEADS], tl.float32)
+            acc = tl.zeros([HEADS, COLUMNS], tl.float32)
             for base in tl.range(0, count, PIECES, num_stages=STAGES):
                 i = base + tl.arange(0, PIECES)
-                slot = _slot(start, i, STATIC) * R + r
-                at = part + slot.to(tl.int64)[:, None] * D + d[None, :]
-                value = tl.load(at, (i < count)[:, None] & (d < D)[None, :], 0.0)
-                piece = tl.load(part_lse + slot, i < count, float("-inf"))
+                slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
+                live = (i < count)[:, None] & (head < heads)[None, :]
+                at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
+                value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
+                piece = tl.load(part_lse + slot, live, float("-inf"))
                 new_top = tl.maximum(top, tl.max(piece, 0))
-                weight = tl.exp2(piece - new_top)
-                old = tl.exp2(top - new_top)
-                acc = acc * old + tl.sum(value * weight[:, None], 0)
+                base_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+                weight = tl.exp2(piece - base_top[None, :])
+                old = tl.exp2(top - base_top)
+                acc = acc * old[:, None] + tl.sum(value * weight[:, :, None], 0)
                 total = total * old + tl.sum(weight, 0)
                 top = new_top
-            tl.store(out + row * D + d, (acc / total).to(out.dtype.element_ty), d < D)
+            tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
             if tl.program_id(2) == 0:
-                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453)
+                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453, head < heads)
 
 
 def padded_batch(batch: int) -> int:
@@ -134,37 +166,48 @@ class TaskMap:
     """One step's shares, good for every layer.
 
     lengths: int32 [B], tokens of each sequence, its newest included.
-    bounds: int32 [B + 1], first unit of each sequence; the last is the number of units.
-    tile: tokens of a unit. blocks: head blocks of a sequence.
-    least: units of a program, at least.
+    bounds: int32 [B + 2], first unit of each sequence; then the number of units, and how many a
+        program has.
+    tile: tokens of a unit. programs: how many share the units.
     """
 
     lengths: torch.Tensor
     bounds: torch.Tensor
     tile: int
-    blocks: int
-    least: int
+    programs: int
 
 
 def task_map(
     positions: torch.Tensor,
     tile: int,
     blocks: int,
+    programs: int,
     rows: torch.Tensor | None = None,
     least: int = 1,
+    slack: int = -1,
 ) -> TaskMap:
     """Shares for decode rows whose newest tokens are at `positions` (int64 `[T]`; -1: no tokens).
+    One launch, no host sync.
 
-    `rows` (int64 `[B]`) picks the decode rows, None takes all. One launch, no host sync.
+    Args:
+        positions: see above.
+        tile: tokens of a unit.
+        blocks: head blocks of a sequence, each with units of its own.
+        programs: how many share the units.
+        rows: int64 `[B]`, picks the decode rows; None takes all.
+        least: units of a program.
+        slack: units that a share may grow by so that each is of one sequence; -1: sequences
+            follow one another without a gap.
     """
     batch = positions.shape[0] if rows is None else rows.shape[0]
     lengths = torch.empty(batch, dtype=torch.int32, device=positions.device)
-    bounds = torch.empty(batch + 1, dtype=torch.int32, device=positions.device)
+    bounds = torch.empty(batch + 2, dtype=torch.int32, device=positions.device)
     _map_kernel[(1,)](
         positions, positions if rows is None else rows, lengths, bounds, batch, blocks,
-        TILE=tile, B_PAD=padded_batch(batch), ROWS=rows is not None, num_warps=4,
+        int(rows is not None), programs, least, slack,
+        TILE=tile, B_PAD=padded_batch(batch), num_warps=4,
     )  # fmt: skip
-    return TaskMap(lengths, bounds, tile, blocks, least)
+    return TaskMap(lengths, bounds, tile, programs)
 
 
 @dataclass(frozen=True)
@@ -186,7 +229,6 @@ def combine(
     shares: TaskMap,
     out: torch.Tensor,
     lse: torch.Tensor,
-    programs: int,
     block_heads: int,
     static: int,
 ) -> None:
@@ -195,19 +237,22 @@ def combine(
     Bytes: the partials once; rows that were not split cost a launch and three loads.
     """
     batch, heads, dim = out.shape
-    columns, pieces, stages = combine_shape(batch * heads, dim)
-    _combine_kernel[(batch, heads, triton.cdiv(dim, columns))](
-        space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch, programs,
-        heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim,
-        COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile, LEAST=shares.least,
+    columns, together, pieces, stages = combine_shape(batch * heads, dim, block_heads)
+    _combine_kernel[(batch, triton.cdiv(heads, together), triton.cdiv(dim, columns))](
+        space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch,
+        heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim, HEADS=together,
+        COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile,
         STATIC=static, num_warps=4,
     )  # fmt: skip
 
 
-def combine_shape(rows: int, dim: int) -> tuple[int, int, int]:
-    """Columns of a program of `combine`, partials that it loads at once (8 KB of them) and
-    pipeline stages. Few rows are cut up until there are some programs per multiprocessor."""
-    columns = int(triton.next_power_of_2(dim))
-    while columns > 64 and rows * triton.cdiv(dim, columns) <= 512:
+def combine_shape(rows: int, dim: int, block_heads: int) -> tuple[int, int, int, int]:
+    """Columns and heads of a program of `combine`, partials that it loads at once (8 KB of them)
+    and pipeline stages. Few rows are cut up until there are some programs per multiprocessor; of
+    many, a program takes several heads of a block, up to 8."""
+    columns, together = int(triton.next_power_of_2(dim)), 1
+    while columns > 64 and rows * triton.cdiv(dim, columns) <= COMBINERS:
         columns //= 2
-    return columns, 2048 // columns, 3
+    while together < 8 and block_heads % (2 * together) == 0 and rows > together * COMBINERS:
+        together *= 2
+    return columns, together, max(2, 2048 // (columns * together)), 3
