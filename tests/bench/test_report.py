@@ -170,6 +170,15 @@ def test_a_window_counts_what_was_due_in_it() -> None:
     assert "requests due from 10.0 to 40.0 s" in page(document("t", [told], GOAL), [run])
 
 
+def test_a_cache_that_was_warm_is_told() -> None:
+    run = run_of("again", requests=60)
+    assert document("t", [summarize(run, None)]).warnings == []
+    for record in run.records:
+        record.cached_tokens = record.input_tokens - 1
+    (told,) = document("t", [summarize(run, None)]).warnings
+    assert "again: 100.0% of prompt tokens came from the server's prefix cache" in told
+
+
 def test_few_samples_are_marked() -> None:
     run = run_of("few", requests=60)
     text = page(document("Few", [summarize(run, None)], None), [run])
@@ -256,6 +265,8 @@ def test_differences_that_were_planted_are_told_and_others_are_not() -> None:
     for metric in ("latency.ttft.p50", "latency.tpot.p50", "latency.tpot.p95", "latency.e2e.p50"):
         assert rows[metric].verdict == "better", metric
     assert rows["throughput.output"].verdict == "no clear difference"
+    assert rows["latency.ttft.p99"].verdict == "n too small"
+    assert rows["latency.ttft.p99"].interval is None
     row = rows["latency.tpot.p50"]
     a, b = (metrics(run)["latency"]["tpot"]["p50"] for run in (slow, fast))
     assert (row.base, row.other) == (a, b)

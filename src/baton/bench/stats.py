@@ -94,24 +94,26 @@ def percentile_interval(
 ) -> Interval:
     """Interval of a percentile between two order statistics, without any assumption about the
     distribution (David and Nagaraja, Order Statistics, 7.1). A side is None when too few samples
-    lie beyond it."""
-    values = np.sort(np.asarray(samples, dtype=np.float64))
-    n, share = len(values), percent / 100
+    lie beyond it. Samples in order of time count for as many as they are worth."""
+    values, worth = _worth(samples, percent)
+    n, share = max(1, round(worth)), percent / 100
     tail = (1 - confidence) / 2
     # below[k]: chance that at most k of n samples lie below the true percentile
     below = np.cumsum(_binomial(n, share))
     low = int(np.searchsorted(below, tail, side="right"))
     high = int(np.searchsorted(below, 1 - tail, side="left")) + 1
+    scale = len(values) / n
     return Interval(
-        float(values[low - 1]) if low >= 1 else None,
-        float(values[high - 1]) if high <= n else None,
+        float(values[max(1, math.floor(low * scale)) - 1]) if low >= 1 else None,
+        float(values[min(len(values), math.ceil(high * scale)) - 1]) if high <= n else None,
     )
 
 
 def percentile_difference(
     a: Sequence[float] | Samples, b: Sequence[float] | Samples, percent: float
 ) -> Interval | None:
-    """Bootstrap interval of a percentile of b less that of a; None without samples.
+    """Bootstrap interval of a percentile of b less that of a; None without samples. Samples in
+    order of time count for as many as they are worth.
 
     The k-th smallest of n resampled values is the empirical quantile at a Beta(k, n - k + 1)
     variable, so a resample costs one draw instead of n.
@@ -119,16 +121,22 @@ def percentile_difference(
     generator = np.random.default_rng(SEED)
 
     def resampled(samples: Sequence[float] | Samples) -> Samples:
-        values = np.sort(np.asarray(samples, dtype=np.float64))
-        n = len(values)
-        k = min(n, max(1, math.ceil(n * percent / 100)))
-        places = np.ceil(generator.beta(k, n - k + 1, RESAMPLES) * n).astype(int) - 1
-        drawn: Samples = values[np.clip(places, 0, n - 1)]
+        values, worth = _worth(samples, percent)
+        k = min(worth, max(1.0, worth * percent / 100))
+        places = np.ceil(generator.beta(k, worth - k + 1, RESAMPLES) * len(values)) - 1
+        drawn: Samples = values[np.clip(places.astype(int), 0, len(values) - 1)]
         return drawn
 
     if len(a) == 0 or len(b) == 0:
         return None
     return _central(resampled(b) - resampled(a))
+
+
+def _worth(samples: Sequence[float] | Samples, percent: float) -> tuple[Samples, float]:
+    """Samples by size, and how many independent ones they are worth at a percentile."""
+    values = np.asarray(samples, dtype=np.float64)
+    middle = np.percentile(values, percent)
+    return np.sort(values), effective((values <= middle).tolist())
 
 
 def mean_difference(a: Sequence[float] | Samples, b: Sequence[float] | Samples) -> Interval | None:

@@ -14,6 +14,7 @@ from baton.bench.stats import (
     Interval,
     Samples,
     effective,
+    enough,
     mean_difference,
     percentile_difference,
     share_difference,
@@ -113,7 +114,7 @@ def compare(
                 difference=difference,
                 relative=difference / x if difference is not None and x else None,
                 interval=interval,
-                verdict=_verdict(interval, figure.more_is_better),
+                verdict=_verdict(interval, figure),
             )
         )
     return Comparison(base=base, other=other, rows=rows)
@@ -126,23 +127,24 @@ def _look(metrics: Mapping[str, Any], path: str) -> float | None:
     return None if found is None else float(found)
 
 
-def _verdict(interval: Interval | None, more_is_better: bool) -> str:
+def _verdict(interval: Interval | None, figure: Figure) -> str:
     if interval is None or interval.low is None or interval.high is None:
-        return ""
+        return "n too small" if figure.metric.startswith("latency") else ""
     if interval.low <= 0 <= interval.high:
         return "no clear difference"
-    return "better" if (interval.low > 0) == more_is_better else "worse"
+    return "better" if (interval.low > 0) == figure.more_is_better else "worse"
 
 
 def _intervals(a: Run, b: Run, slo: Slo | None) -> dict[str, Interval | None]:
     """Of each difference, by metric."""
     found: dict[str, Interval | None] = {}
-    mine, theirs = latencies(measured(a)), latencies(measured(b))
+    mine, theirs = (latencies(sorted(measured(run), key=_due)) for run in (a, b))
     for kind in mine:
         for percent in (50, 95, 99):
-            found[f"latency.{kind}.p{percent}"] = percentile_difference(
-                mine[kind], theirs[kind], percent
-            )
+            if enough(len(mine[kind]), percent) and enough(len(theirs[kind]), percent):
+                found[f"latency.{kind}.p{percent}"] = percentile_difference(
+                    mine[kind], theirs[kind], percent
+                )
     rates, other_rates = _window_rates(a), _window_rates(b)
     for kind in rates.keys() & other_rates.keys():
         found[f"throughput.{kind}"] = mean_difference(rates[kind], other_rates[kind])
@@ -153,9 +155,13 @@ def _intervals(a: Run, b: Run, slo: Slo | None) -> dict[str, Interval | None]:
     return found
 
 
+def _due(record: Record) -> float:
+    return record.scheduled
+
+
 def _outcomes(run: Run, slo: Slo) -> dict[str, tuple[float, float]]:
     """Good and total samples that each objective's outcomes are worth."""
-    met = [meets(r, slo) for r in sorted(measured(run), key=lambda r: r.scheduled)]
+    met = [meets(r, slo) for r in sorted(measured(run), key=_due)]
     found = {}
     for name in meets(Record(index=0, scheduled=0, sent=0), slo):
         outcomes = [m[name] for m in met]

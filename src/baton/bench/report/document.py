@@ -38,6 +38,8 @@ PERCENTILES = (50, 90, 95, 99)
 #: latencies of one value per request: neighbouring stream gaps are not independent samples
 PER_REQUEST = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
 
+#: by so much more than its workload shares may a run hit the prefix cache without a warning
+WARM = 0.02
 Window = tuple[float, float]
 
 MORE_DEFINITIONS = {
@@ -98,8 +100,8 @@ class Difference(msgspec.Struct, kw_only=True):
 
     metric: its place in a run's summary. form: how its values are written.
     relative: difference / base; None where base is 0.
-    verdict: "better" or "worse" where the interval excludes 0, else "no clear difference"; ""
-        without an interval.
+    verdict: "better" or "worse" where the interval excludes 0, else "no clear difference"; "n too
+        small" for a percentile with fewer than ten samples beyond it, "" without an interval.
     """
 
     metric: str
@@ -206,7 +208,6 @@ def document(
     warnings: Sequence[str] = (),
 ) -> Document:
     """Put the parts together."""
-    used = {**DEFINITIONS, **MORE_DEFINITIONS}
     return Document(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
@@ -216,9 +217,21 @@ def document(
         searches=list(searches),
         pareto=pareto(runs, searches),
         comparisons=list(comparisons),
-        warnings=list(warnings),
-        definitions=used,
+        warnings=[*warnings, *(text for run in runs for text in _warm(run))],
+        definitions={**DEFINITIONS, **MORE_DEFINITIONS},
     )
+
+
+def _warm(run: RunSummary) -> list[str]:
+    """A run whose prompts the server had seen before it: its latencies are a warm cache's."""
+    hit = run.metrics["hit"]
+    if hit["token"] is None or hit["token"] <= hit["ideal"] + WARM:
+        return []
+    return [
+        f"{run.name}: {hit['token']:.1%} of prompt tokens came from the server's prefix cache, "
+        f"where the workload shares {hit['ideal']:.1%}: the server had seen these prompts; another "
+        "--seed, or an empty cache, measures what it computes"
+    ]
 
 
 def pareto(runs: Sequence[RunSummary], searches: Sequence[SearchSummary]) -> dict[str, list[Point]]:

@@ -20,6 +20,8 @@ from baton.bench.stats import falling
 POINTS = 300
 #: dots, and steps, of one timeline
 DOTS, STEPS = 1500, 3000
+#: dots that need not be small to be told apart
+FEW = 200
 NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end to end"}
 
 
@@ -73,7 +75,8 @@ def timeline(run: Run, series: int, goal: Goal | None) -> list[Plot]:
     limit = goal.slo.ttft if goal else None
     if limit is not None:
         first.rule(y=limit, text=f"limit {show(limit, 'tick')}")
-    first.dots(waits[:: -(-len(waits) // DOTS) or 1], series, "answered" if lost else "", "small")
+    name = "answered" if lost else ""
+    first.dots(waits[:: -(-len(waits) // DOTS) or 1], series, name, "small" * (len(waits) > FEW))
     if lost:
         first.dots([(at, first.y.high) for at in lost], series, "failed", "lost")
     return [busy, first]

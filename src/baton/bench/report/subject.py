@@ -50,7 +50,7 @@ def read_subject(path: Path) -> Subject:
         RunFileError, DocumentError: a file is not what it should be.
     """
     if path.is_file():
-        return Subject(path.stem, [_run_part(path)])
+        return Subject(str(path.with_suffix("")), [_run_part(path)])
     if (path / SUMMARY).is_file():
         searches = read_document(path / SUMMARY).searches
         if searches:
@@ -99,6 +99,8 @@ def report(
     if any(other != goal for other in goals):
         warnings.append("the searches had different objectives: their loads do not compare")
     pairs: list[tuple[int, int]] = []
+    if len(subjects) > 1:
+        _tell_apart(subjects)
     if len(subjects) == 1:
         runs = [run for part in subjects[0].parts for run in part.runs]
     else:
@@ -110,6 +112,20 @@ def report(
     told = [summarize(run, slo) for run in runs]
     compared = [compare(base, other, runs, told, slo) for base, other in pairs]
     return document(title, told, goal, searches, compared, warnings), runs
+
+
+def _tell_apart(subjects: Sequence[Subject]) -> None:
+    """Where subjects have runs or configurations of one name, put their own before it."""
+    named = [(subject, part) for subject in subjects for part in subject.parts]
+    runs = [{run.name for run in part.runs} for _, part in named]
+    configs = [part.search.config if part.search else None for _, part in named]
+    for i, (subject, part) in enumerate(named):
+        others = [k for k, (other, _) in enumerate(named) if other is not subject]
+        if any(runs[i] & runs[k] for k in others):
+            for run in part.runs:
+                run.name = f"{subject.name}: {run.name}"
+        if part.search is not None and configs[i] in [configs[k] for k in others]:
+            part.search.config = f"{subject.name}: {part.search.config}"
 
 
 def _paired(
