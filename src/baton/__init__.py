@@ -26,8 +26,5 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         import importlib
 
-        from baton.core.readahead import read_ahead
-
-        read_ahead()
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'baton' has no attribute {name!r}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,13 +55,14 @@ def test_every_latency_is_what_the_stub_did() -> None:
         run = run_load(shapes(30, isl=1000, osl=12), Load(rate=30), Target(url))
         answers = httpx.get(f"{url}/stats").json()["answers"]
     found = metrics(run)
-    first = sum(a[1] - a[0] for a in answers) / len(answers)
-    each = sum((a[2] - a[1]) / 11 for a in answers) / len(answers)
-    wait = found["latency"]["queue"]["mean"]  # what came before the stub saw the request
-    # 1% or 2 ms; means, so that one wake-up of a busy machine does not decide
-    assert found["latency"]["ttft"]["mean"] - wait == pytest.approx(first, rel=0.01, abs=0.002)
-    assert found["latency"]["tpot"]["mean"] == pytest.approx(each, rel=0.01, abs=0.002)
-    assert found["latency"]["itl"]["mean"] == pytest.approx(each, rel=0.01, abs=0.002)
+    first = statistics.median(a[1] - a[0] for a in answers)
+    each = statistics.median((a[2] - a[1]) / 11 for a in answers)
+    seen = statistics.median(r.arrivals[0] - r.sent for r in run.records)
+    # 1% or 2 ms; medians, so that a pause of a busy machine does not decide
+    assert seen == pytest.approx(first, rel=0.01, abs=0.002)
+    assert found["latency"]["ttft"]["p50"] >= seen
+    assert found["latency"]["tpot"]["p50"] == pytest.approx(each, rel=0.01, abs=0.002)
+    assert found["latency"]["itl"]["p50"] == pytest.approx(0.03, abs=0.002)
     assert first >= 0.299
     assert found["tokens"] == {
         "input": 30_000,
@@ -270,7 +273,7 @@ def test_a_killed_run_leaves_what_it_had(stub: str, tmp_path: Path) -> None:
     )
     try:
         while process.poll() is None and not (file.exists() and len(file.read_bytes()) > 5000):
-            pass
+            time.sleep(0.02)
     finally:
         process.kill()
         process.wait()

@@ -126,7 +126,7 @@ def test_backends(
     if reasons:
         pytest.skip("; ".join(reasons))
     if small:
-        monkeypatch.setattr(packed.PackedBackend, "_budget", lambda self, page: 10 * page)
+        monkeypatch.setattr(packed.PackedBackend, "held_context", lambda self, page: 10 * page)
     case = Case(SPECS[spec], STEPS[step])
     want = case.run(make("torch", SPECS[spec], torch.float32), wide=True)
     assert not want.isnan().any()

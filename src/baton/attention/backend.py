@@ -20,6 +20,7 @@ from baton.core.errors import ConfigError
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.core.registry import Registry
+from baton.ops.host import to_device
 
 HALVES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
@@ -220,13 +221,6 @@ def rows_of(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tens
 def consecutive(numbers: Sequence[int]) -> bool:
     """Each is one more than the one before it."""
     return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`host` on `device`; to a GPU from pinned memory, so that nobody waits for the copy."""
-    if device.type == "cuda":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
 
 
 def row_starts(batch: ForwardBatch) -> list[int]:

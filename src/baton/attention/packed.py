@@ -22,12 +22,13 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from baton.attention.backend import AttentionBackend, consecutive, rows_of, to_device
+from baton.attention.backend import AttentionBackend, consecutive, rows_of
 from baton.attention.spec import AttentionNeed, MLASpec
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.ops.attention import merge_into
 from baton.ops.dtypes import wide
+from baton.ops.host import to_device
 from baton.ops.kv_pages import gather_tokens
 from baton.ops.mla import join_keys
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from baton.attention.backend import AttentionBackend, row_starts, to_device
+from baton.attention.backend import AttentionBackend, row_starts
 from baton.attention.needs import against_cuda
 from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
 from baton.core.errors import ConfigError
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
+from baton.ops.host import to_device
 
 if TYPE_CHECKING:
     from baton.ops.triton.split import TaskMap, Workspace

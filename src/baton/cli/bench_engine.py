@@ -11,7 +11,6 @@ from baton.cli.serve import ModelArgument
 from baton.cli.show import WIDTH, errors, examples, out
 from baton.config.cli import engine_options, engine_parameters, with_parameters
 from baton.core.errors import ConfigError
-from baton.core.readahead import read_ahead
 
 #: token ids only; no prompt may be answered from another; no pace for readers to be kept
 DEFAULTS = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "step_time": "1h"}
@@ -81,7 +80,6 @@ def _engine(
     Without --ttft and --decode, the grid of the published figures as far as it fits. Exits with 1
     when a point failed.
     """
-    read_ahead()
     from baton.bench.offline.engine import Settings
     from baton.bench.offline.points import decode_points, default_points, ttft_points
     from baton.bench.offline.run import run

@@ -14,7 +14,6 @@ from baton.config.cli import (
     section_of,
     with_parameters,
 )
-from baton.core.readahead import read_ahead
 from baton.server.options import ServerOptions
 
 ModelArgument = Annotated[
@@ -42,7 +41,6 @@ def _serve(model: ModelArgument, **values: Any) -> None:
     """Serve a model through the OpenAI API until stopped."""
     options = engine_options(model, values)
     server = section_of(ServerOptions, values)
-    read_ahead()  # for the engine's process, which starts while this one is busy
     from baton.server.app import serve
 
     raise typer.Exit(serve(server, options))

@@ -1,9 +1,11 @@
-"""Settings of this process's memory that tensors on a CPU profit from."""
+"""The host's side of tensors: settings of its memory, and copies from it."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+
+import torch
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
 
@@ -31,3 +33,11 @@ def keep_freed_memory() -> bool:
             (_M_TOP_PAD, 64 << 20),
         )
     )
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`host` on `device`; to a GPU from pinned memory: a copy from other memory waits for all that
+    the stream has to do before it."""
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)

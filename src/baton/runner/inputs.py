@@ -10,6 +10,7 @@ import torch
 
 from baton.core.forward import ForwardBatch
 from baton.core.step import Row
+from baton.ops.host import to_device
 from baton.runner.slots import Slots
 
 
@@ -57,12 +58,8 @@ def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInput
             np.asarray(on_device, dtype=np.int64),
         ]
     )
-    device = slots.pages.device
-    host = torch.from_numpy(packed)
-    if device.type == "cuda":
-        host = host.pin_memory()
     sizes = [count, count, total, total, total, len(sample_rows), len(on_device)]
-    parts = torch.split(host.to(device, non_blocking=True), sizes)
+    parts = torch.split(to_device(torch.from_numpy(packed), slots.pages.device), sizes)
     slot_t, length_t, row_t, offset_t, ids_t, sample_t, from_device = parts
     if on_device:
         # A row without host ids is one token long, so its token index is its end minus one.

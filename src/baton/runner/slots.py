@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from baton.core.step import Row, StepPlan
+from baton.ops.host import to_device
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
 POISON = -(2**40)
@@ -67,8 +68,7 @@ class Slots:
                 pages += row.pages
                 self._num_pages[row.slot] = held + len(row.pages)
         if pages:
-            index = torch.tensor([slots, columns, pages], dtype=torch.int64)
-            index = index.to(self.pages.device, non_blocking=True)
+            index = to_device(torch.tensor([slots, columns, pages]), self.pages.device)
             self.pages[index[0], index[1]] = index[2]
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,8 @@ def main(pipe: Pipe) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # a collection is a pause that the figures would show
-    with asyncio.Runner(loop_factory=loop_factory()) as runner, contextlib.suppress(EOFError):
+    gone = contextlib.suppress(EOFError, ConnectionError)  # of the parent: nobody is told
+    with asyncio.Runner(loop_factory=loop_factory()) as runner, gone:
         while (share := pipe.recv()) is not None:
             sender = Sender(share)
             runner.run(sender.prepare())

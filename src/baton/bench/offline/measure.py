@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from baton.bench.offline.points import Point
+from baton.bench.offline.points import REPEATED_TOKENS, Point
 from baton.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ class Stopwatch:
         return output.timing.first_token
 
     def ttft(self, point: Point, repeats: int) -> Timed:
-        """Wall time of one prompt with one output token, another prompt each time."""
-        self._run([self.prompt(point.context)], 1)
+        """Wall time of one prompt with one output token, another prompt each time, after one that
+        is as long or long enough to be computed in the same chunks."""
+        self._run([self.prompt(min(point.context, REPEATED_TOKENS))], 1)
         runs = [self._run([self.prompt(point.context)], 1) for _ in range(repeats)]
         return Timed(
             samples=tuple(run.seconds * 1e3 for run in runs),

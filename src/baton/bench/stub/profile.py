@@ -23,7 +23,7 @@ Fault = Literal[
 ]
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds as a function of prompt tokens and load (requests in flight, this one included):
     base + per_token * tokens + per_request * (load - 1) + over_knee * max(0, load - knee)."""
 
@@ -39,7 +39,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return flat + self.over_knee * max(0, load - self.knee)
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A server's behaviour. Times in seconds.
 
     ttft: from a request's slot (or the end of its prefill) to its first token, by prompt tokens

@@ -6,7 +6,8 @@ Mooncake JSONL (Qin et al., Mooncake, FAST'25): `{"timestamp": ms, "input_length
 Azure CSV (Patel et al., Splitwise, ISCA 2024): `TIMESTAMP,ContextTokens,GeneratedTokens`; prompts
     share nothing.
 Baton JSONL: `{"at": seconds, "input": tokens, "output": tokens}`; instead of `input`, `segments` as
-    [[id, tokens], ...]; optional `group`, `session`, `turn`, `think`.
+    [[id, tokens], ...]; optional `group`, `session`, `turn`, `think`. A session's lines after its
+    first are sent `think` seconds after the answer before, whatever their time.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 
 #: Programs of `combine` that are enough.
-COMBINERS = 512
+COMBINERS = 128
 
 
 @triton.jit(
