@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.bench.report.document import Document, read_document
+from baton.bench.slo.disk import OtherSearch
 from baton.bench.stub.process import stub_server
 from baton.bench.stub.profile import Curve, Profile
 from baton.cli.app import main
@@ -17,9 +18,9 @@ from baton.core.errors import ConfigError
 FIRST = 0.25
 
 
-def searched(profile: Profile, folder: Path, *flags: str) -> tuple[Document, int]:
+def searched(url: str, folder: Path, *flags: str) -> tuple[Document, int]:
     """What the command left, and its exit code."""
-    with stub_server(profile) as url, pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as end:
         main(["bench", "slo", "--base-url", url, "--out", str(folder), *flags])
     made = read_document(folder / "summary.json")
     late = [note for note in made.searches[0].found.notes if "client cannot offer" in note]
@@ -36,11 +37,19 @@ def test_concurrency_at_which_tokens_get_too_slow(
     flags = (
         *("--vary", "concurrency", "--start", "16", "--isl", "32", "--osl", "12"),
         *("--tpot", "20.2ms", "--requests", "80", "--stretch", "2", "--highest", "64"),
+        "--no-table",
     )
-    made, code = searched(profile, tmp_path, *flags, "--no-table", "--require", "30")
-    said = capsys.readouterr()
-    assert code == 0
+    with stub_server(profile) as url:
+        made, code = searched(url, tmp_path, *flags, "--require", "30")
+        said = capsys.readouterr()
+        # again from the files: no load is offered, and another bar is not met
+        again, missed = searched(url, tmp_path, *flags, "--resume", "--require", "1000", "--json")
+    told = capsys.readouterr()
+    assert (code, missed) == (0, 3)
     assert made.searches[0].capacity == pytest.approx(39, rel=0.05)
+    assert again.searches[0].capacity == made.searches[0].capacity
+    assert json.loads(told.out)["searches"][0]["capacity"] == made.searches[0].capacity
+    assert "concurrency-16-1: " not in told.err
     assert "max meeting all" in said.out
     assert "run 1 of at most 60: 16 in flight: 100.0% met all" in said.err
     assert max(len(line) for line in said.out.splitlines()) <= 100
@@ -51,27 +60,9 @@ def test_concurrency_at_which_tokens_get_too_slow(
         "loads.csv",
         "concurrency-16-1.jsonl",
     }
-    # all of it again from the files: no server is asked for a load
-    with stub_server(profile) as url, pytest.raises(SystemExit) as end:
-        main(
-            [
-                "bench",
-                "slo",
-                "--base-url",
-                url,
-                "--out",
-                str(tmp_path),
-                *flags,
-                "--resume",
-                "--no-table",
-                "--require",
-                "1000",
-                "--json",
-            ]
-        )
-    again = json.loads(capsys.readouterr().out)
-    assert end.value.code == 3
-    assert again["searches"][0]["capacity"] == made.searches[0].capacity
+    # runs of another server are not taken for this one's
+    with pytest.raises(OtherSearch, match="its run has url"), stub_server(profile) as other:
+        main(["bench", "slo", "--base-url", other, "--out", str(tmp_path), *flags, "--resume"])
 
 
 @pytest.mark.slow
@@ -80,12 +71,12 @@ def test_rate_at_which_slots_run_out(tmp_path: Path) -> None:
     """16 slots of 0.25 + 9 x 0.015 s: they are all taken from 41.6 requests a second on, and 95%
     of a Poisson stream's requests wait less than 0.75 s up to 39.6 (by simulating 200,000)."""
     profile = Profile(ttft=Curve(base=FIRST), itl=Curve(base=0.015), slots=16)
-    made, code = searched(
-        profile,
-        tmp_path,
+    flags = (
         *("--isl", "32", "--osl", "10", "--start", "20", "--ttft", "1s", "--tpot", "50ms"),
         *("--requests", "1000", "--stretch", "3", "--no-table"),
     )
+    with stub_server(profile) as url:
+        made, code = searched(url, tmp_path, *flags)
     assert code == 0
     line = made.searches[0].found.edges["all"]
     assert line.meets == pytest.approx(39.6, rel=0.05)
@@ -93,12 +84,12 @@ def test_rate_at_which_slots_run_out(tmp_path: Path) -> None:
 
 
 def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
-    made, code = searched(
-        Profile(ttft=Curve(base=FIRST)),
-        tmp_path,
+    flags = (
         *("--isl", "8", "--osl", "2", "--ttft", "100ms", "--start", "32", "--most-runs", "3"),
         *("--requests", "20", "--no-table"),
     )
+    with stub_server(Profile(ttft=Curve(base=FIRST))) as url:
+        made, code = searched(url, tmp_path, *flags)
     assert code == 3
     assert made.searches[0].capacity is None
     assert "No load offered" in (tmp_path / "report.html").read_text()

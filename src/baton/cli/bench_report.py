@@ -11,6 +11,7 @@ import typer
 from baton.cli.bench_flags import ResultFlags
 from baton.cli.bench_slo import show
 from baton.cli.show import errors, examples, out, table
+from baton.core.progress import Progress
 
 if TYPE_CHECKING:
     from baton.bench.report.document import Comparison, Document
@@ -70,7 +71,12 @@ def _report(
     from baton.bench.report.subject import read_subject, report
     from baton.bench.report.write import write
 
-    subjects = [read_subject(path) for path in inputs]
+    subjects = []
+    with Progress("items") as shown:
+        for done, path in enumerate(inputs):
+            shown(done, len(inputs), "reading runs")
+            subjects.append(read_subject(path))
+        shown(len(inputs), len(inputs), "reading runs")
     names = ", ".join(path.stem or str(path) for path in inputs)
     goal = ResultFlags(ttft=ttft, tpot=tpot, e2e=e2e, attainment=attainment).goal()
     made, runs = report(subjects, title or f"Load on {names}", goal, allow_different)

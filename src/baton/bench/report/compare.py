@@ -179,12 +179,13 @@ def _window_rates(run: Run) -> dict[str, Samples]:
     edges = np.linspace(min(r.scheduled for r in good), max(r.end for r in good), WINDOWS + 1)
     width = max(float(edges[1] - edges[0]), 1e-9)
 
-    def rate(times: Sequence[float], amounts: Sequence[float]) -> Samples:
+    def rate(times: Sequence[float] | Samples, amounts: Sequence[float] | Samples) -> Samples:
         counts: Samples = np.histogram(times, edges, weights=amounts)[0]
         return counts / width
 
-    parts = [(at, output_tokens(r) / len(r.arrivals)) for r in good for at in r.arrivals]
-    output = rate([at for at, _ in parts], [share for _, share in parts])
+    sizes = np.array([len(r.arrivals) for r in good])
+    each = np.repeat(np.array([output_tokens(r) for r in good]) / sizes, sizes)
+    output = rate(np.concatenate([np.array(r.arrivals) for r in good]), each)
     prompts = rate([r.arrivals[0] for r in good], [float(input_tokens(r)) for r in good])
     ends = rate([r.end for r in good], [1.0] * len(good))
     return {"requests": ends, "output": output, "total": prompts + output}

@@ -9,13 +9,13 @@ from typing import Any
 from baton.bench.record import Load, Run
 from baton.bench.runfile import CUT_SHORT, RunFileError, read_run
 from baton.bench.slo.search import Measure
-from baton.core.errors import BatonError
+from baton.core.errors import ConfigError
 
 #: `offer(load, stretch, file)` runs a load and writes the file
 Offer = Callable[[Load, int, Path], Run]
 
 
-class OtherSearch(BatonError):
+class OtherSearch(ConfigError):
     """The folder holds runs of something else."""
 
 
