@@ -203,6 +203,17 @@ def test_a_page_of_a_run_with_next_to_nothing(make: Callable[[], Run]) -> None:
     assert made.runs[0].name == run.name
 
 
+def test_a_search_is_related_to_the_first_of_its_shape(both: tuple[Document, str]) -> None:
+    base, fast = both[0].searches
+    assert (base.relative, fast.base) == (None, base.config)
+    assert fast.capacity is not None
+    assert base.capacity is not None
+    assert fast.relative == fast.capacity / base.capacity - 1
+    assert fast.bounds is not None
+    assert (fast.bounds.low or -1) <= fast.relative <= (fast.bounds.high or 9)
+    assert fast.relative > 0
+
+
 def test_a_document_survives_its_file(both: tuple[Document, str], tmp_path: Path) -> None:
     made, _ = both
     file = tmp_path / "summary.json"

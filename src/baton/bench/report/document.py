@@ -25,7 +25,7 @@ from baton.bench.metrics import (
     ttft,
 )
 from baton.bench.record import Load, Record, Run
-from baton.bench.slo.level import Goal
+from baton.bench.slo.level import ALL, Goal
 from baton.bench.slo.loads import Point, Row, five, front, level_points
 from baton.bench.slo.search import Found
 from baton.bench.stats import Interval, effective, percentile_interval, wilson
@@ -84,6 +84,8 @@ class SearchSummary(msgspec.Struct, kw_only=True):
     """One search: what was found for a shape of requests on one configuration.
 
     folder: of its runs, relative to that of this document.
+    base: configuration of the document's first search of this shape, if this is not it.
+    relative: capacity over that of the base, less 1. bounds: between which it lies beyond doubt.
     """
 
     config: str
@@ -93,6 +95,9 @@ class SearchSummary(msgspec.Struct, kw_only=True):
     capacity: float | None
     five: list[Row]
     found: Found
+    base: str | None = None
+    relative: float | None = None
+    bounds: Interval | None = None
 
 
 class Difference(msgspec.Struct, kw_only=True):
@@ -208,6 +213,7 @@ def document(
     warnings: Sequence[str] = (),
 ) -> Document:
     """Put the parts together."""
+    _relate(searches)
     return Document(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
@@ -220,6 +226,26 @@ def document(
         warnings=[*warnings, *(text for run in runs for text in _warm(run))],
         definitions={**DEFINITIONS, **MORE_DEFINITIONS},
     )
+
+
+def _relate(searches: Sequence[SearchSummary]) -> None:
+    """Set what searches gain over the first one of their kind."""
+    firsts: dict[tuple[str, str], SearchSummary] = {}
+    for search in searches:
+        base = firsts.setdefault((search.shape, search.unit), search)
+        if base is search or base.found.goal != search.found.goal:
+            continue
+        search.base = base.config
+        if search.capacity is not None and base.capacity is not None:
+            search.relative = search.capacity / base.capacity - 1
+            mine, its = search.found.edges[ALL], base.found.edges[ALL]
+            search.bounds = Interval(
+                _gain(mine.sure_meets, its.sure_fails), _gain(mine.sure_fails, its.sure_meets)
+            )
+
+
+def _gain(load: float | None, base: float | None) -> float | None:
+    return load / base - 1 if load and base else None
 
 
 def _warm(run: RunSummary) -> list[str]:

@@ -86,6 +86,12 @@ def _search_answer(search: SearchSummary, i: int, write: Numbers) -> str:
             f"<p>is the highest load found to meet {goal}.</p>"
         )
     said = []
+    if search.relative is not None:
+        bounds = write.interval(f"{path}/bounds", "percent")
+        said.append(
+            f"That is {write.write(f'{path}/relative', 'percent')} against "
+            f"{escape(search.base or '')} (beyond doubt {bounds})."
+        )
     if line.fails is not None:
         said.append(f"It fails at {write.write(f'{where}/fails', 'load')}.")
     if line.state in STATES:
@@ -340,15 +346,15 @@ def differences(made: Document, write: Numbers) -> str:
             rows.append(
                 [
                     escape(row.label),
-                    write.write(f"{path}/difference", form)
+                    f"{write.write(f'{path}/difference', form)} "
+                    f'<span class="soft">{write.write(f"{path}/relative", "percent")}</span>'
                     + write.interval(f"{path}/interval", form),
-                    write.write(f"{path}/relative", "percent"),
-                    f'<span class="{kind}">{row.verdict or "no interval"}</span>',
+                    f'<span class="verdict {kind}">{row.verdict or "no interval"}</span>',
                     write.write(f"{path}/other", row.form),
                     write.write(f"{path}/base", row.form),
                 ]
             )
-        heads = ["", "difference", "relative", "verdict", other, base]
+        heads = ["", "difference", "verdict", other, base]
         parts.append(f"<h3>{escape(other)}, less {escape(base)}</h3>{table(heads, rows)}")
     return "".join(parts)
 
