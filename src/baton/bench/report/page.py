@@ -10,7 +10,7 @@ from importlib import resources
 import msgspec
 
 from baton.bench.record import Run
-from baton.bench.report import figures, sections
+from baton.bench.report import figures, searched, sections
 from baton.bench.report.document import Document
 from baton.bench.report.words import Numbers, paragraph
 
@@ -44,7 +44,7 @@ def _bodies(made: Document, runs: Sequence[Run], write: Numbers) -> list[tuple[s
     fronts = "".join(figures.pareto(made, latency).html() for latency in made.pareto)
     fronts = f'<div class="plots">{fronts}</div>' if fronts else ""
     return [
-        ("loads", "Five loads", sections.five_loads(made, write)),
+        ("loads", "Five loads", searched.five_loads(made, write)),
         ("differences", "Differences", sections.differences(made, write)),
         ("latency", "Latency", sections.latency(made, runs, write)),
         ("time", "Over time", sections.timelines(made, runs)),
