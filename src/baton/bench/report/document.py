@@ -26,7 +26,7 @@ from baton.bench.metrics import (
 )
 from baton.bench.record import Load, Record, Run
 from baton.bench.slo.level import ALL, Goal
-from baton.bench.slo.loads import Point, Row, five, front, level_points
+from baton.bench.slo.loads import LevelRow, Point, Row, five, front, level_points, levels
 from baton.bench.slo.search import Found
 from baton.bench.stats import Interval, effective, percentile_interval, wilson
 from baton.core.errors import BatonError
@@ -94,6 +94,7 @@ class SearchSummary(msgspec.Struct, kw_only=True):
     unit: str
     capacity: float | None
     five: list[Row]
+    levels: list[LevelRow]
     found: Found
     base: str | None = None
     relative: float | None = None
@@ -200,6 +201,7 @@ def search_summary(found: Found, config: str, shape: str, folder: str = ".") -> 
         unit=found.plan.unit,
         capacity=found.capacity,
         five=five(found),
+        levels=levels(found),
         found=found,
     )
 

@@ -110,30 +110,29 @@ def _five(search: SearchSummary, i: int, write: Numbers) -> str:
 
 
 def _levels(search: SearchSummary, i: int, write: Numbers) -> str:
-    found = search.found
-    kinds = [*found.goal.objectives, ALL] if len(found.goal.objectives) > 1 else [ALL]
+    goal = search.found.goal
+    single = goal.objectives if len(goal.objectives) > 1 else []
     rows = []
-    for k, level in enumerate(found.levels):
-        sent = sum(trial.sent for trial in level.valid)
-        word = level.verdict(ALL, found.goal.attainment)
-        state = "invalid" if not level.valid else "behind" if level.saturated else word
-        shares = [show(level.share(kind), "share") for kind in kinds]
+    for k, row in enumerate(search.levels):
+        path = f"/searches/{i}/levels/{k}"
         rows.append(
             [
-                write.write(f"/searches/{i}/found/levels/{k}/load", "load"),
-                str(len(level.trials)),
-                show(sent, "count"),
-                *shares,
-                show(level.mean("total"), "rate"),
-                state,
+                write.write(f"{path}/load", "load"),
+                write.write(f"{path}/runs", "count"),
+                write.write(f"{path}/sent", "count"),
+                *(write.write(f"{path}/shares/{name}", "share") for name in single),
+                write.write(f"{path}/shares/{ALL}", "share")
+                + write.interval(f"{path}/interval", "share"),
+                write.write(f"{path}/total", "rate"),
+                row.verdict,
             ]
         )
-    heads = [search.unit, "runs", "sent", *(k.upper() if k != ALL else ALL for k in kinds)]
+    heads = [search.unit, "runs", "sent", *(n.upper() for n in single), "all", "tokens/s", ""]
     what = (
         "meets, fails: the interval of this load's own runs leaves no doubt; unclear: it includes "
         "the target; behind: the server fell behind"
     )
     return (
         f"<details><summary>All {len(rows)} loads measured</summary>"
-        f"{table([*heads, 'tokens/s', 'all objectives'], rows, caption=what)}</details>"
+        f"{table(heads, rows, caption=what)}</details>"
     )

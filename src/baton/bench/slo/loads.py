@@ -79,6 +79,43 @@ def _row(found: Found, name: str, label: str, load: float | None, criterion: str
     return row
 
 
+class LevelRow(msgspec.Struct, kw_only=True):
+    """One load of a search: the valid runs at it together.
+
+    shares: of requests sent that met each criterion. interval: of the share that met all.
+    total: tokens per second, mean of the runs.
+    verdict: of this load's own runs about all objectives: "meets" or "fails" beyond doubt,
+        "unclear", "behind" where the server fell behind, "invalid" without a valid run.
+    """
+
+    load: float
+    runs: int
+    sent: int
+    shares: dict[str, float]
+    interval: Interval
+    total: float
+    verdict: str
+
+
+def levels(found: Found) -> list[LevelRow]:
+    """Every load measured, the lowest first."""
+    rows = []
+    for level in found.levels:
+        word: str = level.verdict(ALL, found.goal.attainment)
+        rows.append(
+            LevelRow(
+                load=level.load,
+                runs=len(level.trials),
+                sent=sum(trial.sent for trial in level.valid),
+                shares={name: level.share(name) for name in found.goal.criteria},
+                interval=level.interval(ALL),
+                total=level.mean("total"),
+                verdict="invalid" if not level.valid else "behind" if level.saturated else word,
+            )
+        )
+    return rows
+
+
 class Point(msgspec.Struct, kw_only=True):
     """A configuration at a load: `gain` is better when higher, `cost` when lower.
 
