@@ -5,8 +5,8 @@ with bodies of 512K tokens.
 
 The stub notes when it wrote what, on the clock that the client reads too. "stub" is what it did,
 "planned" what its profile says, "client" what the client reports, "off" the difference between
-client and stub. The client fails itself above 1% or 2 ms, for means, medians and 90th percentiles;
-99th percentiles are shown, and tell as much of the machine as of the client.
+client and stub. It fails above 1% or 2 ms, for means, medians and 90th percentiles that have ten
+samples beyond them; 99th percentiles are shown, and tell as much of the machine as of the client.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Case:
 
 
 CASES = (
-    Case("1 stream", Load(kind="closed", concurrency=1), 10, 1000, 50, 0.2, 0.02),
+    Case("1 stream", Load(kind="closed", concurrency=1), 100, 1000, 6, 0.1, 0.02),
     Case("100 streams", Load(rate=80.0, burstiness=1e6), 800, 1000, 50, 0.25, 0.02),
     # 600 a second, each 3.3 s on its way
     Case("2,000 streams", Load(rate=600.0, burstiness=1e6), 9000, 200, 12, 1.1, 0.2),
-    Case("512K bodies", Load(kind="closed", concurrency=2), 8, 512 * 1024, 20, 1.0, 0.05),
+    Case("512K bodies", Load(kind="closed", concurrency=2), 20, 512 * 1024, 10, 1.0, 0.05),
 )
 
 
@@ -61,9 +61,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="also write JSON here")
     out = parser.parse_args().out
+    busy = os.getloadavg()[0]
     results = [measure(case) for case in CASES]
     if out is not None:
-        about = {"commit": commit(), "cores": os.cpu_count(), "python": platform.python_version()}
+        about = {
+            "commit": commit(),
+            "cores": os.cpu_count(),
+            "load_before": busy,
+            "python": platform.python_version(),
+        }
         out.write_text(json.dumps({**about, "cases": results}, indent=1) + "\n")
     return int(any(result["off"] for result in results))
 
@@ -95,7 +101,8 @@ def measure(case: Case) -> dict[str, object]:
             truth = samples.mean() if name == "mean" else np.percentile(samples, int(name[1:]))
             measured = found["latency"][metric][name]
             error = measured - truth
-            bad = name in JUDGED and abs(error) > max(0.01 * truth, 0.002)
+            judged = name in JUDGED and name not in found["latency"][metric]["too_few"]
+            bad = judged and abs(error) > max(0.01 * truth, 0.002)
             rows.append([metric, name, planned, truth, measured])
             off += [f"{metric} {name}"] if bad else []
             cells = "".join(f"{value * 1e3:>10.2f}" for value in (planned, truth, measured))
