@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from baton.bench.metrics import Slo
-from baton.bench.record import Load, Run
+from baton.bench.record import Load, Record, Run
 from baton.bench.runfile import read_run, write_run
 from baton.bench.slo.disk import OtherSearch, kept
 from baton.bench.slo.level import Goal, condense
 from baton.bench.slo.loads import Point, five, front
+from baton.bench.slo.run import Stop
 from baton.bench.slo.saturation import saturated
 from baton.bench.slo.search import Found, Plan, search
 from baton.core.errors import ConfigError
@@ -216,6 +217,33 @@ def test_a_saturated_load_meets_nothing_however_well_it_began() -> None:
     found = search(queue(4, 1.0), patient, Plan(start=0.5, highest=64, table=False))
     assert found.capacity == pytest.approx(4, rel=0.1)
     assert "falls behind" in (found.edges["all"].cliff or "")
+
+
+def test_a_run_is_stopped_once_it_is_lost_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.bench.slo.run.LOOK", 0.0)
+
+    def stopped_after(rate: float, limit: float = 1.0) -> int | None:
+        records = sorted(
+            queue(4, 1.0, requests=400)(Load(rate=rate), 0, 1).records, key=lambda r: r.end
+        )
+        stop = Stop(Goal(slo=Slo(ttft=limit), attainment=0.9), len(records))
+        for done in range(0, len(records), 10):
+            stop.records(records[done : done + 10])
+            if stop():
+                return done + 10
+        return None
+
+    over = stopped_after(8.0)
+    assert over is not None
+    # not before the goal is lost: a tenth of all requests may miss
+    assert 40 < over < 300
+    assert stopped_after(2.0) is None
+    # the queue grows, but nothing has missed so far
+    assert stopped_after(8.0, limit=1e6) is None
+    warm = Record(index=0, scheduled=0, sent=0, end=9, arrivals=[9], phase="warm")
+    stop = Stop(Goal(slo=Slo(ttft=1.0)), 1)
+    stop.records([warm] * 100)
+    assert not stop()
 
 
 def test_an_interrupted_search_goes_on_from_its_files(tmp_path: Path) -> None:
