@@ -61,7 +61,7 @@ def _engine(
     ] = None,
     commit: Annotated[
         str | None,
-        typer.Option(help="Commit to record outside a checkout.", rich_help_panel=PANEL),
+        typer.Option(help="Commit to record, if not that of the checkout.", rich_help_panel=PANEL),
     ] = None,
     copy_rate: Annotated[
         float | None,

@@ -45,6 +45,7 @@ class _Launched:
     prompt: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     scores: dict[int, torch.Tensor] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    admitted: bool = False
 
 
 @dataclass
@@ -214,8 +215,6 @@ class Runner:
                 if self._under_way is not None and self._under_way.slot == slot:
                     self._under_way = None
             self.slots.apply(plan)
-            for admit in plan.admit:
-                self.sampler.admit(admit)
         try:
             self._passes(launched)
         except Exception:
@@ -223,8 +222,19 @@ class Runner:
             with _vital(plan):
                 self.slots.void(plan.rows)
             raise
+        finally:
+            self._admit(launched)
         launched.watch.stop()
         return launched
+
+    def _admit(self, launched: _Launched) -> None:
+        """Tell the sampler of new requests, once. It needs them when it samples, and the copies
+        that this takes would hold up the first pass."""
+        if not launched.admitted:
+            launched.admitted = True
+            with _vital(launched.plan):
+                for admit in launched.plan.admit:
+                    self.sampler.admit(admit)
 
     def _passes(self, launched: _Launched) -> None:
         """The rows in as few passes as graphs allow, then a chunk that goes by layers."""
@@ -246,6 +256,8 @@ class Runner:
         found = None if self.graphs is None else self.graphs.run(rows)
         if found is None:
             return False
+        if found.chosen is None:
+            self._admit(launched)
         if all(row.sample for row in rows):
             slots, counted = [row.slot for row in rows], found.chosen is not None
             sampled = None if found.chosen is None else self.sampler.take(found.chosen, slots)
@@ -285,6 +297,7 @@ class Runner:
         """What follows a pass: lengths move on, samples, log-probabilities of known tokens."""
         rows = [launched.plan.rows[i] for i in indices]
         self.slots.computed[inputs.slots] += inputs.lengths
+        self._admit(launched)
         if inputs.sample_rows:
             logits = self.model.logits(hidden[inputs.sample_index]).float()
             slots = [rows[i].slot for i in inputs.sample_rows]

@@ -196,7 +196,7 @@ def _describe(llm: LLM, settings: Settings) -> Document:
         "kind": "baton bench engine",
         "schema": SCHEMA,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": about.commit() or settings.commit,
+        "commit": settings.commit or about.commit(),
         "baton": __version__,
         "versions": about.versions(),
         "device": {
