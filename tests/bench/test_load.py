@@ -192,6 +192,17 @@ def test_prefix_groups_are_verified() -> None:
         assert any("does not report cached tokens" in reason for reason in run.invalid)
 
 
+def test_prompts_that_the_server_has_seen_are_told() -> None:
+    with stub_server(Profile(block=16)) as url:
+        first = run_load(shapes(3), ALONE, Target(url))
+        second = run_load(shapes(3), ALONE, Target(url))
+        salted = run_load(shapes(3), ALONE, Target(url, salt=5))
+    assert any("the server had seen these prompts" in reason for reason in second.invalid)
+    assert not any("had seen" in reason for reason in first.invalid + salted.invalid)
+    assert salted.client["prompt_salt"] == 5
+    assert salted.workload == first.workload
+
+
 def test_failures_before_the_measurement_are_told() -> None:
     workload = prefix([64], [0.5], page=16, requests=2, osl=2)
     run = go(Profile(block=16, faults={"status": 1}), workload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -38,7 +39,8 @@ class ServerFlags:
     prompts: Annotated[Literal["ids", "text", "chat"], "form of the prompts"] = "ids"
     vocab: Annotated[str, "token ids are drawn from LOW:HIGH (HIGH excluded)"] = "256:32000"
     corpus: Annotated[Path | None, "text that text and chat prompts are made from"] = None
-    seed: Annotated[int, "another one makes other prompts, arrivals and traces"] = 0
+    seed: Annotated[int, "another one makes other arrivals, lengths and traces"] = 0
+    salt: Annotated[int | None, "makes the same prompts again; new ones when unset"] = None
     timeout: Annotated[str, "longest silence of a request, as 30s"] = "600s"
     limit: Annotated[str, "most time that a request may take"] = "3600s"
     body: Annotated[str, "JSON fields added to every request; null leaves one out"] = "{}"
@@ -64,6 +66,8 @@ class ServerFlags:
             vocab=(int(low), int(high)),
             corpus=self.corpus,
             seed=self.seed,
+            # prompts that the server has seen would be answered from its cache
+            salt=secrets.randbelow(2**31) if self.salt is None else self.salt,
             timeout=seconds("--timeout", self.timeout),
             limit=seconds("--limit", self.limit),
             body=body,

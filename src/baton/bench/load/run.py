@@ -48,10 +48,10 @@ def run_load(
 ) -> Run:
     """Offer `workload` to `target` as `load` says and return what came of it.
 
-    Runs one after another on the same server need a `target.seed` each: equal prompts would be
-    answered from its prefix cache. Only a server that cannot be reached at the start, or options
-    that make no sense, raise; all that goes wrong with requests is in the records, and what makes
-    the figures worthless is in `run.invalid`, one sentence each.
+    Runs one after another on the same server need a `target.seed` or `salt` each: equal prompts
+    would be answered from its prefix cache. Only a server that cannot be reached at the start, or
+    options that make no sense, raise; all that goes wrong with requests is in the records, and what
+    makes the figures worthless is in `run.invalid`, one sentence each.
 
     Args:
         name: of the run, for the reader.
@@ -76,7 +76,7 @@ def run_load(
         workload={**workload.about, **target.about(), "arrival_seed": seed},
         load=load,
         server=served,
-        client=_client(),
+        client={**_client(), "prompt_salt": target.salt},
     )
     _check_fit(workload, served.get("max_model_len"))
     team = Team(_workers(workers, load, len(units)), on_in_flight)
@@ -247,18 +247,32 @@ def _judge(run: Run, workload: Workload, done: Sequence[Finished], lost: list[st
     run.invalid += lost
     if slow := judge(lag, found["latency"]["ttft"]["p50"]):
         run.invalid.append(slow)
+    run.invalid += _hits(run, workload, found["hit"])
+
+
+def _hits(run: Run, workload: Workload, hit: dict[str, float | None]) -> list[str]:
+    """What speaks against the prefix hits: a group that missed its plan, or a server that had seen
+    these prompts before. A chat's template is shared by all, and none of ours."""
     if not workload.expected_hit:
-        return
+        seen, ideal = hit["token"] or 0.0, hit["ideal"] or 0.0
+        if run.workload["prompts"] == "chat" or seen <= ideal + HIT_TOLERANCE:
+            return []
+        return [
+            f"{seen:.1%} of prompt tokens came from the prefix cache, where the workload shares "
+            f"{ideal:.1%}: the server had seen these prompts; another --salt makes new ones"
+        ]
+    told = []
     groups = by_group(run)
     for group, expected in workload.expected_hit.items():
-        hit = groups[group]["hit"]["token"] if group in groups else None
-        if hit is None:
-            run.invalid.append(
+        share = groups[group]["hit"]["token"] if group in groups else None
+        if share is None:
+            told.append(
                 f"{group}: the server does not report cached tokens, so its prefix hit cannot be "
                 "verified"
             )
-        elif abs(hit - expected) > HIT_TOLERANCE:
-            run.invalid.append(
-                f"{group}: {hit:.1%} of prompt tokens came from the prefix cache, expected "
+        elif abs(share - expected) > HIT_TOLERANCE:
+            told.append(
+                f"{group}: {share:.1%} of prompt tokens came from the prefix cache, expected "
                 f"{expected:.1%} within {HIT_TOLERANCE * 100:.0f} points"
             )
+    return told

@@ -31,7 +31,8 @@ class Target:
         user message to /chat/completions.
     vocab: token ids are drawn from [low, high).
     corpus: text that "text" and "chat" are made from; that of the Python manual when None.
-    seed: another one makes other prompts of the same lengths and sharing.
+    seed / salt: others make other prompts of the same lengths and sharing. The seed belongs to the
+        workload; the salt keeps a server that has seen it from answering from its prefix cache.
     timeout: longest silence of a request in seconds; then it counts as timed out.
     limit: most seconds that a request may take.
     body: fields added to every request's body; None leaves one out that is there by default.
@@ -47,6 +48,7 @@ class Target:
     vocab: tuple[int, int] = (256, 32000)
     corpus: Path | None = None
     seed: int = 0
+    salt: int = 0
     timeout: float = 600.0
     limit: float = 3600.0
     body: dict[str, Any] = field(default_factory=dict)
@@ -54,8 +56,8 @@ class Target:
     def __post_init__(self) -> None:
         if not (self.timeout > 0 and self.limit > 0):
             raise ConfigError("timeout and limit of a request must be above 0 seconds")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        if self.seed < 0 or self.salt < 0:
+            raise ConfigError(f"seed and salt must be at least 0, got {self.seed}, {self.salt}")
         if taken := sorted(set(self.body) & set(FILLED)):
             raise ConfigError(f"body must not set {', '.join(taken)}: the load fills these")
 
@@ -67,8 +69,8 @@ class Target:
     def prompt_maker(self) -> PromptMaker:
         """What makes the prompts of this target."""
         if self.prompts == "ids":
-            return TokenPrompts(self.vocab, self.seed)
-        return TextPrompts(self.seed, self.corpus, chat=self.prompts == "chat")
+            return TokenPrompts(self.vocab, self.seed + self.salt)
+        return TextPrompts(self.seed + self.salt, self.corpus, chat=self.prompts == "chat")
 
     def fields(self, model: str) -> bytes:
         """The end of every request's body: JSON of the fields that do not change."""
@@ -76,7 +78,7 @@ class Target:
         return msgspec.json.encode({k: v for k, v in merged.items() if v is not None})[1:]
 
     def about(self) -> dict[str, Any]:
-        """What a reader must know to make the same requests again; never the key."""
+        """What a reader must know to make the same workload again; never the key."""
         made = self.prompt_maker()
         source: dict[str, Any] = {"vocab": list(self.vocab)}
         if isinstance(made, TextPrompts):
