@@ -170,15 +170,6 @@ def test_a_window_counts_what_was_due_in_it() -> None:
     assert "requests due from 10.0 to 40.0 s" in page(document("t", [told], GOAL), [run])
 
 
-def test_a_cache_that_was_warm_is_told() -> None:
-    run = run_of("again", requests=60)
-    assert document("t", [summarize(run, None)]).warnings == []
-    for record in run.records:
-        record.cached_tokens = record.input_tokens - 1
-    (told,) = document("t", [summarize(run, None)]).warnings
-    assert "again: 100.0% of prompt tokens came from the server's prefix cache" in told
-
-
 def test_few_samples_are_marked() -> None:
     run = run_of("few", requests=60)
     text = page(document("Few", [summarize(run, None)], None), [run])

@@ -38,8 +38,6 @@ PERCENTILES = (50, 90, 95, 99)
 #: latencies of one value per request: neighbouring stream gaps are not independent samples
 PER_REQUEST = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
 
-#: by so much more than its workload shares may a run hit the prefix cache without a warning
-WARM = 0.02
 Window = tuple[float, float]
 
 MORE_DEFINITIONS = {
@@ -225,7 +223,7 @@ def document(
         searches=list(searches),
         pareto=pareto(runs, searches),
         comparisons=list(comparisons),
-        warnings=[*warnings, *(text for run in runs for text in _warm(run))],
+        warnings=list(warnings),
         definitions={**DEFINITIONS, **MORE_DEFINITIONS},
     )
 
@@ -248,18 +246,6 @@ def _relate(searches: Sequence[SearchSummary]) -> None:
 
 def _gain(load: float | None, base: float | None) -> float | None:
     return load / base - 1 if load and base else None
-
-
-def _warm(run: RunSummary) -> list[str]:
-    """A run whose prompts the server had seen before it: its latencies are a warm cache's."""
-    hit = run.metrics["hit"]
-    if hit["token"] is None or hit["token"] <= hit["ideal"] + WARM:
-        return []
-    return [
-        f"{run.name}: {hit['token']:.1%} of prompt tokens came from the server's prefix cache, "
-        f"where the workload shares {hit['ideal']:.1%}: the server had seen these prompts; another "
-        "--seed, or an empty cache, measures what it computes"
-    ]
 
 
 def pareto(runs: Sequence[RunSummary], searches: Sequence[SearchSummary]) -> dict[str, list[Point]]:
