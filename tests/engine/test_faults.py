@@ -16,7 +16,10 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.core.errors import ConfigError, Unavailable
-from baton.engine import executor
+from baton.core.request import Request
+from baton.engine import build, executor
+from baton.models.decoder import CausalLM
+from baton.scheduler.cost import CostModel
 
 Tiny = Callable[[str], str]
 OPTIONS: dict[str, Any] = {
@@ -54,6 +57,47 @@ def test_an_interrupt_waits_for_the_end_of_a_step(
         assert launched < 10
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert ids(llm) == expected
+        assert llm.stats().kv_pages_used == 0
+
+
+def test_a_chunk_that_fails_between_layers_fails_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request decodes; another's chunk goes by layers beside it and breaks in the second."""
+
+    def fixed(cost: CostModel, *_: object) -> None:
+        cost.coefficients = (0.0, 2e-3, 0.0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(build, "measure_cost", fixed)
+    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
+    long = [7 + i % 90 for i in range(80)]
+    options = OPTIONS | {"max_num_seqs": 2, "step_time": "60ms", "enable_prefix_caching": False}
+    with LLM(tiny("hy_v3"), **options) as llm:
+        alone, after = ids(llm, LONG), llm.generate([long], SHORT)[0].completions[0].token_ids
+        through, broken = CausalLM.through, 0
+
+        def breaking(model: CausalLM, hidden: Any, context: Any, first: int, last: int) -> Any:
+            nonlocal broken
+            if first == 1 and not broken:
+                broken += 1
+                raise RuntimeError("out of something")
+            return through(model, hidden, context, first, last)
+
+        monkeypatch.setattr(CausalLM, "through", breaking)
+        core, found = llm.core, dict[str, list[Any]](decode=[], long=[])
+        core.add([Request(request_id="decode", prompt=[5, 6], sampling=LONG)])
+        added = False
+        while core.has_work():
+            for output in core.step():
+                found[output.request_id].append(output)
+            if found["decode"] and not added:
+                core.add([Request(request_id="long", prompt=long, sampling=SHORT)])
+                added = True
+        core.scheduler.check()
+        assert broken == 1
+        assert "out of something" in (found["long"][-1].error or "")
+        assert [t for out in found["decode"] for t in out.token_ids] == alone
+        assert llm.generate([long], SHORT)[0].completions[0].token_ids == after
         assert llm.stats().kv_pages_used == 0
 
 

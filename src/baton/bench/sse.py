@@ -14,7 +14,7 @@ from baton.core.errors import BatonError, ConfigError
 
 DONE = b"[DONE]"
 #: bytes without an end of event after which a stream is given up
-LONGEST_EVENT = 16 * 2**20
+LONGEST_EVENT = 4 * 2**20
 
 
 class ServerError(BatonError):

@@ -19,6 +19,7 @@ from baton.core import env
 from baton.core.errors import Unavailable
 from baton.core.forward import ForwardContext, Hidden, Model
 from baton.core.kv import KVView
+from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
 from baton.core.step import Admit, Row, RowResult, StepPlan, StepResult
@@ -33,6 +34,7 @@ from baton.runner.slots import Slots
 from baton.runner.stopwatch import Stopwatch
 
 T = TypeVar("T")
+log = get_logger("runner")
 
 
 @dataclass
@@ -248,7 +250,7 @@ class Runner:
                 self._finish(launched, indices, inputs, self.model.forward(inputs.ids, context))
         for i, row in enumerate(rows):
             if row.layers is not None:
-                self._advance(launched, i, row, *row.layers)
+                self._deep(launched, i, row, row.layers)
 
     def _replay(self, launched: _Launched, indices: list[int]) -> bool:
         """A pass through a captured graph; False when it has to run eagerly."""
@@ -266,6 +268,21 @@ class Runner:
                 self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
             launched.sampled.append((indices, sampled))
         return True
+
+    def _deep(self, launched: _Launched, index: int, row: Row, layers: tuple[int, int]) -> None:
+        """A chunk's part of this step; if it goes wrong, the other rows have run already."""
+        try:
+            self._advance(launched, index, row, *layers)
+        except Exception as error:
+            if self.config.tensor_parallel_size > 1:
+                raise  # the other ranks may wait for this one inside a collective
+            log.exception("step %d: a chunk failed in layers %d to %d", launched.plan.step, *layers)
+            self._under_way = None
+            with _vital(launched.plan):
+                self.slots.void([row])
+            launched.errors[index] = (
+                f"the step that ran this request failed: {type(error).__name__}: {error}"
+            )
 
     def _advance(self, launched: _Launched, index: int, row: Row, first: int, last: int) -> None:
         """Take a chunk through layers `[first, last)`."""

@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
             ServerError: the connection or the answer broke, or `answer` found it bad.
         """
         assert self._transport is not None, "connection_made() comes first"
+        assert self._done is None, "one request at a time"
         self._answer, self.answered = answer, False
         self._until_close, self._reusable = True, False
         self._parser = httptools.HttpResponseParser(self)

@@ -244,10 +244,9 @@ class Sender:
         connection, used = await self._pool.take()
         record.sent = self._now()
         while True:
-            reader = Reader(record, self._start)
-            begun = self._in_flight[connection] = clock()
+            reader, begun = Reader(record, self._start), clock()
             try:
-                await connection.request(head, body, reader)
+                await self._ask(connection, head, body, reader)
                 break
             except ServerError as error:
                 # a server may close an idle connection just when it is used again; one that closes
@@ -255,11 +254,17 @@ class Sender:
                 late = clock() - begun > RACE
                 if not used or late or connection.answered or isinstance(error, Silent):
                     raise
-                connection, used = await self._pool.take(fresh=True)
-            finally:
-                self._in_flight.pop(connection, None)
-                self._pool.give(connection)
+            connection, used = await self._pool.take(fresh=True)
         reader.finish()
+
+    async def _ask(self, connection: Connection, head: bytes, body: bytes, reader: Reader) -> None:
+        """One request on one connection, which is watched meanwhile and given back after."""
+        self._in_flight[connection] = clock()
+        try:
+            await connection.request(head, body, reader)
+        finally:
+            del self._in_flight[connection]
+            self._pool.give(connection)
 
     async def _watch(self) -> None:
         """End requests that are silent, or go on, for too long."""
