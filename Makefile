@@ -1,4 +1,5 @@
 # make demo        install, serve a small model, talk to it, load it, print a table
+# make bench-demo  serve a small model and measure it under small workloads, kept in bench-demo/
 # make test        lines per package, linters, tests
 # make serve       serve MODEL on http://127.0.0.1:8000 until Ctrl-C
 # make test-slow   tests that take minutes
@@ -18,7 +19,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo serve test test-slow lint lines reference clean
+.PHONY: help demo bench-demo serve test test-slow lint lines reference clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -34,6 +35,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/python -m baton.bench.demo --model $(MODEL) $(ARGS)
+
+bench-demo: $(STAMP)
+	rm -rf bench-demo
+	$(BIN)/python -m baton.bench.demo --model $(MODEL) --bench bench-demo $(ARGS)
 
 serve: $(STAMP)
 	$(BIN)/baton serve $(MODEL) $(ARGS)
@@ -58,4 +63,4 @@ test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist bench-demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

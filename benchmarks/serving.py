@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
 from baton.bench.metrics import measured, ttft
-from baton.bench.workload.shapes import fixed
-
 from baton.bench.record import Load
+from baton.bench.workload.shapes import fixed
 
 REPEATS = 9
 VOCAB = (256, 32000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import typing
@@ -14,6 +15,7 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo
 
+from baton.bench.report.document import json_schema
 from baton.cli.app import build_app
 from baton.core.sampling import SamplingParams
 from baton.server import schemas
@@ -188,6 +190,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
 def main() -> None:
     """Write the pages, or with --check name one that is stale."""
     pages = {"cli.md": cli(), "api.md": api(), "http.md": http(), "metrics.md": metrics()}
+    pages["bench-summary.schema.json"] = json.dumps(json_schema(), indent=1) + "\n"
     for name, text in pages.items():
         if "--check" not in sys.argv[1:]:
             (PAGES / name).write_text(text, encoding="utf-8")

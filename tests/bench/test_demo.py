@@ -12,32 +12,25 @@ from rich.console import Console
 
 from baton.bench import demo
 from baton.bench.demo import Speed, plan
-from baton.bench.paper import paper_lru
 from baton.bench.sse import ServerError
 
-TESTS = Path(__file__).parents[1]
 FAKE = """
-import asyncio, os, sys
-sys.path[:0] = [{tests!r}]
-from helpers.stub_server import Stub
+import os, sys
 if sys.argv[1] == "models":
     sys.exit({pull})
 print("a line of the log", flush=True)
 if {fail}:
     sys.exit(3)
 open({pid!r}, "w").write(str(os.getpid()))
-async def serve():
-    async with Stub(0.001).serving(int(sys.argv[-1])):
-        await asyncio.sleep(60)
-asyncio.run(serve())
+from baton.bench.stub.__main__ import main
+main(["--port", sys.argv[-1], "--profile", '{{"block": 16}}'])
 """
 
 
 def fake(folder: Path, *, pull: int = 0, fail: bool = False) -> list[str]:
     """A command line that stands for `baton`."""
-    script = folder / "baton.py"
-    pid = str(folder / "pid")
-    script.write_text(FAKE.format(tests=str(TESTS), pull=pull, fail=fail, pid=pid))
+    script = folder / "fake.py"
+    script.write_text(FAKE.format(pull=pull, fail=fail, pid=str(folder / "pid")))
     return [sys.executable, str(script)]
 
 
@@ -54,14 +47,14 @@ def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     console = Console(width=100, highlight=False)
     with demo.serving(fake(tmp_path), "m", console) as url:
         demo.chat(url, "m", console)
-        results = demo.load(url, "m", 1.0, console)
+        run = demo.load(url, "m", 1.0, console)
         pid = int((tmp_path / "pid").read_text())
         assert alive(pid)
     assert not alive(pid)
     assert time.monotonic() - begin < 30
-    assert all(result.error is None for result in results)
+    assert all(record.status == "ok" for record in run.records)
     text = capsys.readouterr().out
-    for word in (demo.QUESTIONS[0], "t0 t1", "TTFT", "TPOT", "Prefix hit", "On paper"):
+    for word in (demo.QUESTIONS[0], " t t", "TTFT", "TPOT", "Prefix hit", "an endless cache"):
         assert word in text
     numbers = text.partition("== Replay")[2]
     assert max(len(line) for line in numbers.splitlines()) <= 100
@@ -94,9 +87,9 @@ def test_a_failure_in_the_middle_stops_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("speed", [Speed(50, 0.3), Speed(500, 0.05), Speed(1e5, 0.001)])
 def test_the_load_fits_the_machine_and_shares_prefixes(speed: Speed) -> None:
-    jobs = plan(speed, 30.0)
+    jobs = plan(speed, 30.0).jobs
     assert 12 <= len(jobs) <= 300
     assert jobs[0].at == 0.0
     assert jobs[-1].at == pytest.approx(30.0)
-    assert all(len(job.prompt) + job.max_tokens <= 2048 for job in jobs)
-    assert paper_lru([job.prompt for job in jobs], demo.PAGE, None).ratio > 0.2
+    assert all(job.length + job.max_tokens <= 2048 for job in jobs)
+    assert sum(job.shared for job in jobs) / sum(job.length for job in jobs) > 0.2

@@ -1,39 +1,38 @@
-"""Traces: what is refused, what scaling keeps, what the synthetic one looks like."""
+"""Trace files: what is read, what is refused, what the synthetic ones look like."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.bench.paper import paper_lru
-from baton.bench.synth import Conversations, synthesize
-from baton.bench.trace import (
-    BLOCK,
-    PromptMaker,
-    TraceError,
-    TraceRequest,
-    make_jobs,
-    read_trace,
-    span,
-    write_trace,
-)
-from baton.core.errors import ConfigError
+from baton.bench.workload.job import Job, WorkloadError
+from baton.bench.workload.replay import Scales, replay
+from baton.bench.workload.synth import TRAFFIC, synthesize
+from baton.bench.workload.trace import BLOCK, TraceError, read_trace, write_trace
+from helpers.paper import paper_lru
 
-REAL = Path(__file__).parents[2] / "../shared/traces/mooncake_conversation_trace.jsonl"
+TRACES = Path(__file__).parents[2] / "../shared/traces"
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [0, 7]}
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def real(name: str) -> Path:
+    """A published trace; skips where it is not."""
+    if not (TRACES / name).exists():
+        pytest.skip(f"{name} is not beside this checkout")
+    return TRACES / name
 
 
 def test_good_lines_blank_lines_and_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"timestamp": 1500}) + "\n")
-    requests = read_trace(path)
-    assert requests[0] == TraceRequest(0.005, 600, 3, (0, 7))
-    assert requests[1].at == 1.5
+    jobs = read_trace(path)
+    assert jobs[0] == Job(((0, 512), (7, 88)), 3, 0.005)
+    assert jobs[1].at == 1.5
     assert len(read_trace(path, limit=1)) == 1
 
 
@@ -43,20 +42,24 @@ def test_good_lines_blank_lines_and_the_limit(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[1]", "expected a JSON object, got list"),
         ({"timestamp": -1}, "timestamp must be an integer of at least 0, got -1"),
-        ({"timestamp": 4}, "timestamp goes back"),
+        ({"timestamp": 4}, "before that of the line above"),
         ({"timestamp": 6.5}, "timestamp must be an integer"),
         ({"input_length": 0}, "input_length must be an integer of at least 1, got 0"),
         ({"input_length": True}, "input_length"),
         ({"output_length": None}, "output_length"),
         ({"hash_ids": [0]}, "1 ids, but 600 tokens are 2 blocks"),
         ({"hash_ids": [0, -1]}, "hash_ids"),
+        ({"hash_ids": [0, 2**63]}, "hash_ids"),
         ({"hash_ids": "01"}, "hash_ids"),
     ],
 )
 def test_errors_name_the_line(tmp_path: Path, bad: str | dict[str, Any], words: str) -> None:
-    path = tmp_path / "t.jsonl"
     line = bad if isinstance(bad, str) else json.dumps(GOOD | bad)
-    path.write_text(json.dumps(GOOD) + "\n" + line + "\n")
+    check_second_line(tmp_path / "t.jsonl", json.dumps(GOOD), line, words)
+
+
+def check_second_line(path: Path, first: str, second: str, words: str) -> None:
+    path.write_text(f"{first}\n{second}\n")
     with pytest.raises(TraceError) as error:
         read_trace(path)
     assert f"{path}:2: " in str(error.value)
@@ -78,90 +81,109 @@ def test_missing_field_missing_file_empty_file_binary_file(tmp_path: Path) -> No
         read_trace(path)
 
 
+def test_azure_rows(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = "2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16 18:17:04.0319600,3180,0\r\n"
+    path.write_text(AZURE + rows)
+    first, second = read_trace(path)
+    assert (first.length, first.max_tokens, second.length, second.max_tokens) == (4808, 10, 3180, 1)
+    assert (second.at or 0) - (first.at or 0) == pytest.approx(0.052, abs=1e-5)
+    assert first.segments[0][0] != second.segments[0][0]
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ("2023-11-16 18:17:03.97,12", "expected 3 columns, got 2"),
+        ("yesterday,12,3", "TIMESTAMP 'yesterday' is no date and time"),
+        ("2023-11-16 18:17:03.97,x,3", "ContextTokens must be an integer of at least 1, got 'x'"),
+        ("2023-11-16 18:17:03.97,0,3", "ContextTokens"),
+        ("2023-11-16 18:17:03.97,5,-3", "GeneratedTokens"),
+    ],
+)
+def test_azure_errors_name_the_line(tmp_path: Path, row: str, words: str) -> None:
+    check_second_line(tmp_path / "t.csv", AZURE.strip(), row, words)
+
+
+def test_other_headers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("time,in,out\n1,2,3\n")
+    with pytest.raises(TraceError, match=r":1: neither a JSON object nor the header TIMESTAMP"):
+        read_trace(tmp_path / "t.csv")
+
+
+def test_own_form(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"at": 0, "input": 100, "output": 5, "group": "a"},
+        {"at": 1.5, "segments": [[1, 64], [2, 6]], "output": 5, "session": 3, "turn": 0},
+        {"at": 1.5, "segments": [[1, 64], [4, 9]], "output": 1, "session": 3, "think": 2},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    jobs = read_trace(path)
+    assert [job.length for job in jobs] == [100, 70, 73]
+    assert (jobs[1].session, jobs[1].turn, jobs[2].think) == (3, 0, 2.0)
+    assert [job.shared for job in replay(jobs, Scales(), "t").jobs] == [0, 0, 64]
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"output": 1}, "expected either input or segments"),
+        ({"input": 1, "segments": [[0, 1]], "output": 1}, "expected either input or segments"),
+        ({"input": 3}, "output is missing"),
+        ({"segments": [[0, 0]], "output": 1}, "segments must be a list of [id, tokens]"),
+        ({"segments": [], "output": 1}, "segments must be"),
+        ({"segments": [[0]], "output": 1}, "segments must be"),
+        ({"input": 3, "output": 1, "at": -1}, "at must be a number of seconds"),
+        ({"input": 3, "output": 1, "when": 1}, "unknown field 'when'"),
+        ({"input": 3, "output": 1}, "some lines have a time and others have none"),
+    ],
+)
+def test_own_errors(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"at": 0, "input": 1, "output": 1}) + "\n" + json.dumps(row))
+    with pytest.raises(TraceError) as error:
+        read_trace(path)
+    assert words in str(error.value)
+
+
 def test_write_then_read(tmp_path: Path) -> None:
-    requests = synthesize(20)
-    write_trace(tmp_path / "t", requests)
-    assert read_trace(tmp_path / "t") == requests
-
-
-def common(a: tuple[int, ...] | list[int], b: tuple[int, ...] | list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))  # noqa: B905
-
-
-@pytest.mark.parametrize("scale", [Fraction(1, 64), Fraction(1, 8), Fraction(1)])
-def test_scaling_keeps_exactly_the_shared_blocks(scale: Fraction) -> None:
-    requests = synthesize(40, seed=3, shape=Conversations(pause_median=1.0))
-    maker = PromptMaker(scale)
-    prompts = [maker.prompt(r) for r in requests]
-    for r, prompt in zip(requests, prompts, strict=True):
-        assert len(prompt) == maker.length(r)
-        assert len(prompt) == (r.input_length // BLOCK) * maker.block + -(
-            -(r.input_length % BLOCK) * scale.numerator // scale.denominator
-        )
-        assert 256 <= min(prompt) <= max(prompt) < 32000
-    pairs = 0
-    for i, a in enumerate(requests):
-        for j in range(i):
-            shared = common(a.hash_ids, requests[j].hash_ids)
-            if shared == min(len(a.hash_ids), len(requests[j].hash_ids)):
-                continue  # one may be a prefix of the other: its tail decides
-            assert common(prompts[i], prompts[j]) == shared * maker.block
-            pairs += 1
-    assert pairs > 100
-
-
-def test_equal_ids_equal_tokens_and_seeds_differ() -> None:
-    request = TraceRequest(0, 700, 1, (5, 6))
-    a, b = PromptMaker(Fraction(1, 4)), PromptMaker(Fraction(1, 4))
-    assert a.prompt(request) == b.prompt(request)
-    assert PromptMaker(Fraction(1, 4), seed=1).prompt(request)[0] != a.prompt(request)[0]
-
-
-def test_one_token_blocks_stay_apart_or_are_refused() -> None:
-    maker = PromptMaker(Fraction(1, 512), vocab=(0, 100))
-    tokens = {tuple(maker.prompt(TraceRequest(0, 512, 1, (i,)))) for i in range(100)}
-    assert len(tokens) == 100
-    with pytest.raises(TraceError, match="block id 100 cannot be told apart"):
-        maker.prompt(TraceRequest(0, 512, 1, (100,)))
-
-
-@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(0), Fraction(2), Fraction(1, 1024)])
-def test_scales_that_break_blocks_are_refused(scale: Fraction) -> None:
-    with pytest.raises(ConfigError, match="length scale"):
-        PromptMaker(scale)
-    with pytest.raises(ConfigError, match="vocabulary"):
-        PromptMaker(Fraction(1, 64), vocab=(5, 6))
-
-
-def test_jobs_are_scaled_in_time_and_length() -> None:
-    requests = [TraceRequest(2.0, 1025, 100, (0, 1, 2)), TraceRequest(4.0, 512, 1, (0,))]
-    jobs = list(make_jobs(requests, PromptMaker(Fraction(1, 64)), time_scale=0.5))
-    assert [j.at for j in jobs] == [0.0, 1.0]
-    assert [len(j.prompt) for j in jobs] == [17, 8]
-    assert [j.max_tokens for j in jobs] == [2, 1]
-    jobs = list(
-        make_jobs(requests, PromptMaker(Fraction(1, 64)), output_scale=Fraction(1), max_tokens=16)
-    )
-    assert [(len(j.prompt), j.max_tokens) for j in jobs] == [(8, 8), (8, 1)]
+    jobs = synthesize(20)
+    write_trace(tmp_path / "t", jobs)
+    assert read_trace(tmp_path / "t") == jobs
 
 
 def test_synthetic_statistics_are_the_published_ones() -> None:
-    requests = synthesize(6000, seed=1)
-    inputs = [r.input_length for r in requests]
-    outputs = [r.output_length for r in requests]
+    jobs = synthesize(6000, seed=1)
+    inputs = [job.length for job in jobs]
+    outputs = [job.max_tokens for job in jobs]
     assert statistics.median(inputs) == pytest.approx(6909, rel=0.12)
     assert statistics.mean(inputs) == pytest.approx(12035, rel=0.15)
     assert max(inputs) <= 126_195
     assert statistics.mean(outputs) == pytest.approx(342.6, rel=0.1)
-    assert len(requests) / span(requests) == pytest.approx(3.4, rel=0.15)
-    maker = PromptMaker(Fraction(1, 64))
-    hits = paper_lru((maker.prompt(r) for r in requests), 8, None)
-    assert hits.ratio == pytest.approx(0.374, abs=0.05)
-    assert all(r.hash_ids[0] == 0 for r in requests)
-    assert all(len(r.hash_ids) == -(-r.input_length // BLOCK) for r in requests)
-    assert synthesize(6000, seed=1) == requests
-    assert synthesize(100, seed=1) == requests[:100]
-    assert synthesize(100, seed=2) != requests[:100]
+    span = (jobs[-1].at or 0) - (jobs[0].at or 0)
+    assert len(jobs) / span == pytest.approx(3.4, rel=0.15)
+    shared = sum(job.shared for job in replay(jobs, Scales(), "s").jobs)
+    assert shared / sum(inputs) == pytest.approx(0.374, abs=0.05)
+    assert all(job.segments[0] == (0, BLOCK) for job in jobs if job.length >= BLOCK)
+    assert synthesize(6000, seed=1) == jobs
+    assert synthesize(100, seed=1) == jobs[:100]
+    assert synthesize(100, seed=2) != jobs[:100]
+    with pytest.raises(WorkloadError, match="requests"):
+        synthesize(0)
+
+
+@pytest.mark.parametrize(
+    "name, mean, median, output, rate",
+    [("chat", 1154.7, 1020, 211.1, 5.53), ("code", 2047.8, 1469, 27.9, 2.57)],
+)
+def test_other_traffic(name: str, mean: float, median: float, output: float, rate: float) -> None:
+    jobs = synthesize(8000, traffic=TRAFFIC[name])
+    assert statistics.mean(j.length for j in jobs) == pytest.approx(mean, rel=0.1)
+    assert statistics.median(j.length for j in jobs) == pytest.approx(median, rel=0.15)
+    assert statistics.mean(j.max_tokens for j in jobs) == pytest.approx(output, rel=0.12)
+    assert len(jobs) / (jobs[-1].at or 1) == pytest.approx(rate, rel=0.1)
+    assert not any(job.shared for job in replay(jobs, Scales(), name).jobs)
 
 
 def test_paper_lru_by_hand() -> None:
@@ -177,15 +199,19 @@ def test_paper_lru_by_hand() -> None:
     assert paper_lru([], 2, 2).ratio == 0.0
 
 
-def test_real_trace_has_the_published_sharing() -> None:
-    if not REAL.exists():
-        pytest.skip("the Mooncake conversation trace is not beside this checkout")
-    requests = read_trace(REAL)
-    assert len(requests) == 12_031
-    # one token per block: token hits are then block hits
-    maker = PromptMaker(Fraction(1, 512), vocab=(0, 200_000))
-    prompts = [maker.prompt(r) for r in requests]
-    ideal = paper_lru(prompts, 1, None)
-    assert ideal.prompt_tokens == sum(len(r.hash_ids) for r in requests)
-    assert ideal.ratio == pytest.approx(0.3664, abs=0.001)
-    assert paper_lru(prompts, 1, 10_000_000 // BLOCK).ratio == pytest.approx(0.291, abs=0.01)
+@pytest.mark.parametrize(
+    "name, count, mean, output, ideal",
+    [
+        ("mooncake_conversation_trace.jsonl", 12_031, 12_035.1, 342.6, 0.3736),
+        ("mooncake_synthetic_trace.jsonl", 3_993, 15_325.5, 149.1, 0.6512),
+        ("azure2023_AzureLLMInferenceTrace_code.csv", 8_819, 2_047.8, 27.9, 0.0),
+        ("azure2023_AzureLLMInferenceTrace_conv.csv", 19_366, 1_154.7, 211.1, 0.0),
+    ],
+)
+def test_published_traces(name: str, count: int, mean: float, output: float, ideal: float) -> None:
+    jobs = replay(read_trace(real(name)), Scales(), name).jobs
+    total = sum(job.length for job in jobs)
+    assert len(jobs) == count
+    assert total / count == pytest.approx(mean, abs=0.1)
+    assert sum(job.max_tokens for job in jobs) / count == pytest.approx(output, abs=0.1)
+    assert sum(job.shared for job in jobs) / total == pytest.approx(ideal, abs=0.0002)

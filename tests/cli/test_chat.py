@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import threading
+import json
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from baton.bench.stub.process import stub_server
+from baton.bench.stub.profile import Profile
 from baton.cli.app import main
 from baton.core.errors import RequestFailed
 from baton.core.request import Completion, Output
-from helpers.stub_server import Stub
 
 
 @pytest.fixture(autouse=True)
@@ -90,47 +91,22 @@ def test_turns_with_an_engine(
     assert FakeEngine.stopped
 
 
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    """A stub server in a thread of its own."""
-    stub, loop = Stub(), asyncio.new_event_loop()
-    ready, done = threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        async with stub.serving():
-            ready.set()
-            await done.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    ready.wait()
-    yield stub
-    loop.call_soon_threadsafe(done.set)
-    thread.join()
-    loop.close()
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """URL of a stub server."""
+    with stub_server(Profile(block=16)) as url:
+        yield url
 
 
 def test_turns_with_a_server(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: Stub
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], server: str
 ) -> None:
-    flags = ["--url", server.url, "--max-tokens", "2", "--api-key", "k"]
+    flags = ["--url", server, "--max-tokens", "2", "--api-key", "k"]
     out, err = chat(monkeypatch, capsys, "hello\nagain\n", *flags)
-    assert out.count("t0 t1") == 2
-    assert "stub-model" in err
-    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": " t0 t1"}
-    assert server.bodies[0]["temperature"] == 0.0
-    assert "bearer k" in server.headers[-1].lower()
-
-
-def test_replay_command(capsys: pytest.CaptureFixture[str], server: Stub, tmp_path: Any) -> None:
-    flags = ["--requests", "5", "--length-scale", "1/64", "--time-scale", "0", "--max-len", "64"]
-    out = tmp_path / "r.json"
-    with pytest.raises(SystemExit) as end:
-        main(["replay", "synthetic", "--base-url", server.url, *flags, "--out", str(out)])
-    assert not end.value.code
-    text = capsys.readouterr().out
-    assert "5 answered, 0 failed" in text
-    assert max(len(line) for line in text.splitlines()) <= 100
-    assert '"length_scale": "1/64"' in out.read_text()
-    assert all(len(b["prompt"]) + b["max_tokens"] <= 64 for b in server.bodies)
-    assert len({tuple(b["prompt"][:8]) for b in server.bodies}) == 1
+    assert out.count(" t t") == 2
+    assert "stub" in err
+    last = httpx.get(f"{server}/stats").json()["last"]
+    body = json.loads(last["body"])
+    assert body["messages"][1] == {"role": "assistant", "content": " t t"}
+    assert body["temperature"] == 0.0
+    assert last["headers"]["authorization"] == "Bearer k"

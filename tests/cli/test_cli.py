@@ -21,7 +21,8 @@ from baton.core.request import Completion, FinishReason, Output
 
 COMMANDS = (
     ["serve"], ["generate"], ["chat"], ["models", "list"], ["models", "pull"], ["doctor"],
-    ["bench", "engine"], ["replay"],
+    ["bench", "engine"], ["bench", "run"], ["bench", "grid"], ["bench", "mixed"],
+    ["bench", "prefix"], ["bench", "replay"], ["bench", "session"], ["bench", "synth"],
 )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def test_help_lists_the_commands_without_torch() -> None:
         "print('seconds', time.process_time() - begin)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    for name in ("serve", "generate", "chat", "models", "doctor", "bench", "replay", "version"):
+    for name in ("serve", "generate", "chat", "models", "doctor", "bench", "version"):
         assert name in done.stdout
     assert float(done.stdout.split()[-1]) < 0.7
 
@@ -98,11 +99,28 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "engine", "m", "--decode", "2x9", "--max-num-seqs", "1"], "max_num_seqs of 1"),
         (["bench", "engine", "m", "--repeats", "0"], "--repeats"),
         (["bench", "engine", "m", "--copy-rate", "-1"], "rates above 0"),
-        (["replay", "synthetic", "--length-scale", "1/3"], "length scale 1/3"),
-        (["replay", "synthetic", "--length-scale", "x"], "--length-scale 'x'"),
-        (["replay", "synthetic", "--vocab", "9"], "--vocab '9'"),
-        (["replay", "synthetic", "--requests", "0"], "--requests"),
-        (["replay", "synthetic", "--time-scale", "-1"], "--time-scale"),
+        (["bench", "replay", "synthetic", "--length-scale", "0"], "--length-scale must be"),
+        (["bench", "replay", "synthetic", "--length-scale", "x"], "--length-scale 'x'"),
+        (["bench", "replay", "synthetic", "--vocab", "9"], "--vocab '9'"),
+        (["bench", "replay", "synthetic", "--requests", "0"], "--requests"),
+        (["bench", "replay", "synthetic", "--time-scale", "-1"], "time scale must be"),
+        (["bench", "replay", "synthetic", "--max-len", "1"], "2 tokens"),
+        (["bench", "run", "--isl", "4k4"], "--isl '4k4'"),
+        (["bench", "run", "--rate", "0"], "a rate above 0, got 0"),
+        (["bench", "run", "--rate", "1", "--ramp", "linear:1:2"], "either --rate or --ramp"),
+        (["bench", "run", "--ramp", "up"], "ramp 'up'"),
+        (["bench", "run", "--ttft", "soon"], "--ttft: cannot read 'soon'"),
+        (["bench", "run", "--attainment", "2"], "--attainment"),
+        (["bench", "run", "--pools", "gpu=1"], "--pools 'gpu=1'"),
+        (["bench", "run", "--body", "[]"], "--body must be a JSON object"),
+        (["bench", "run", "--body", "{"], "--body is not JSON"),
+        (["bench", "grid", "--concurrency", "0"], "--concurrency '0'"),
+        (["bench", "mixed", "--buckets", "1K:x"], "--buckets '1K:x'"),
+        (["bench", "mixed", "--buckets", "1K:0"], "weights above 0"),
+        (["bench", "prefix", "--hits", "half"], "--hits 'half'"),
+        (["bench", "prefix", "--lengths", "100"], "no multiple of the cache's page"),
+        (["bench", "session", "--turns", "0"], "at least 1"),
+        (["bench", "synth", "/tmp/x", "--traffic", "cars"], "--traffic 'cars'"),
     ],
 )
 def test_what_the_user_got_wrong_exits_2(
@@ -117,10 +135,10 @@ def test_what_the_user_got_wrong_exits_2(
 def test_other_failures_exit_1_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, text = run(capsys, "replay", "/no/trace")
+    code, out, text = run(capsys, "bench", "replay", "/no/trace")
     assert (code, out) == (1, "")
     assert text == "baton: /no/trace: cannot be read: No such file or directory\n"
-    code, _, text = run(capsys, "replay", "synthetic", "--base-url", "http://127.0.0.1:1")
+    code, _, text = run(capsys, "bench", "run", "--base-url", "http://127.0.0.1:1")
     assert code == 1
     assert "no server answers at http://127.0.0.1:1/v1" in text
     assert len(text.splitlines()) == 1
@@ -311,10 +329,12 @@ def test_answers_that_the_terminal_cannot_show_and_no_terminal_at_all() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("replay", "synthetic", "--time-scale", "nan"),
-        ("replay", "synthetic", "--time-scale", "inf"),
-        ("replay", "synthetic", "--timeout", "nan"),
-        ("replay", "synthetic", "--api-key", "é"),
+        ("bench", "replay", "synthetic", "--time-scale", "nan"),
+        ("bench", "replay", "synthetic", "--time-scale", "inf"),
+        ("bench", "replay", "synthetic", "--timeout", "nan"),
+        ("bench", "run", "--api-key", "é"),
+        ("bench", "run", "--rate", "nan"),
+        ("bench", "run", "--burstiness", "nan"),
         ("chat", "--url", "http://127.0.0.1:9", "--api-key", "a\nb"),
         ("serve", "/nowhere", "--port=0", "--host", "é..x"),
         ("doctor", "/nowhere", "--expect-fingerprint", "junk"),

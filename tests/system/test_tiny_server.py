@@ -17,9 +17,14 @@ import openai
 import pytest
 
 from baton import LLM, SamplingParams
-from baton.bench.paper import paper_lru
-from baton.bench.replay import Target, replay
-from baton.bench.trace import PromptMaker, make_jobs, read_trace
+from baton.bench.load.run import run_load
+from baton.bench.load.target import Target
+from baton.bench.metrics import metrics
+from baton.bench.record import Load
+from baton.bench.workload.prompts import TokenPrompts
+from baton.bench.workload.replay import Scales, replay
+from baton.bench.workload.trace import read_trace
+from helpers.paper import paper_lru
 from helpers.served import Served, served
 
 TRACE = Path(__file__).parents[2] / "../shared/traces/mooncake_conversation_trace.jsonl"
@@ -189,19 +194,21 @@ def test_real_trace_hits_what_an_lru_hits_on_paper(tiny: Callable[[str], str]) -
     time, on a pool that must evict."""
     if not TRACE.exists():
         pytest.skip("the Mooncake conversation trace is not beside this checkout")
-    requests = read_trace(TRACE, 600)
-    maker = PromptMaker(Fraction(1, 64), vocab=(3, 320))
-    jobs = list(make_jobs(requests, maker, time_scale=1 / 8, output_scale=Fraction(1, 64)))
+    scale = Fraction(1, 64)
+    scales = Scales(time=1 / 8, length=scale, output=scale)
+    workload = replay(read_trace(TRACE, 600), scales, "conversation")
     pages = 6000
     flags = [f for f in FLAGS if "pages" not in f and "model-len" not in f]
     flags += [f"--num-kv-pages={pages}", "--block-size=8", "--max-model-len=2048"]
     with served(tiny("llama"), *flags) as server:
-        results = asyncio.run(replay(jobs, Target(server.url), "tiny"))
-    assert [r.error for r in results if r.error is not None] == []
-    measured = sum(r.cached_tokens or 0 for r in results) / sum(r.prompt_tokens for r in results)
-    generated = [r.output_tokens or 0 for r in results]
-    paper = paper_lru([job.prompt for job in jobs], 8, pages, generated)
-    endless = paper_lru([job.prompt for job in jobs], 8, None)
+        target = Target(server.url, vocab=(3, 320))
+        run = run_load(workload, Load(), target)
+    assert [r.error for r in run.records if r.error is not None] == []
+    measured = metrics(run)["hit"]["token"]
+    generated = [r.output_tokens or 0 for r in run.records]
+    prompts = [TokenPrompts((3, 320)).ids(job.segments) for job in workload.jobs]
+    paper = paper_lru(prompts, 8, pages, generated)
+    endless = paper_lru(prompts, 8, None)
     assert paper.ratio < endless.ratio, "the pool must be small enough to evict"
     print(f"hit {measured:.1%}, on paper {paper.ratio:.1%}, endless {endless.ratio:.1%}")
     assert abs(measured - paper.ratio) <= 0.02

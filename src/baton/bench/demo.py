@@ -1,4 +1,5 @@
 """`make demo`: start a server, talk to it, load it with a small trace, print what clients saw.
+`make bench-demo`: the same server under small workloads of every kind, kept in a folder.
 
 Everything goes through the doors that users have: the command line, HTTP, the openai client.
 """
@@ -6,7 +7,6 @@ Everything goes through the doors that users have: the command line, HTTP, the o
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import socket
 import subprocess
@@ -16,18 +16,25 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import IO
 
 import httpx
 from rich.console import Console
 
-from baton.bench.paper import paper_lru
-from baton.bench.replay import Result, Target, replay
-from baton.bench.report import summarize, table
-from baton.bench.run import run
+from baton.bench.load.run import run_load
+from baton.bench.load.target import Target
+from baton.bench.metrics import by_group, metrics, output_tokens, tpot, ttft
+from baton.bench.record import Load, Run
 from baton.bench.sse import ServerError
-from baton.bench.synth import Conversations, synthesize
-from baton.bench.trace import Job, PromptMaker, make_jobs, span
+from baton.bench.sweep import Keep, sweep
+from baton.bench.table import problems, rows_table, run_table
+from baton.bench.workload.job import Job, Workload
+from baton.bench.workload.prefix import prefix
+from baton.bench.workload.replay import Scales, replay
+from baton.bench.workload.session import Sessions, session
+from baton.bench.workload.shapes import Point, control, grid, mixed
+from baton.bench.workload.synth import Traffic, synthesize
 from baton.core.errors import BatonError
 
 QUESTIONS = (
@@ -35,8 +42,8 @@ QUESTIONS = (
     "Name three uses of a paged key-value cache.",
     "Write a short poem about passing a baton.",
 )
-#: a page of KV on the CPU; the paper's figure counts in pages as the engine does
-PAGE = 16
+#: a block of the trace becomes a page of KV on the CPU, so that all that is shared can be hit
+SCALE = Fraction(1, 32)
 
 
 @dataclass(frozen=True)
@@ -52,17 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="Baton from start to numbers.")
     parser.add_argument("--model", default="smollm2-135m", help="what to serve")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the replay")
+    parser.add_argument("--bench", type=Path, help="instead, keep runs of small workloads here")
     options = parser.parse_args(arguments)
     console = Console(width=100, highlight=False)
     began = time.monotonic()
     try:
         with serving([sys.executable, "-m", "baton.cli"], options.model, console) as url:
-            chat(url, options.model, console)
-            results = load(url, options.model, options.seconds, console)
+            if options.bench is not None:
+                runs = bench(url, options.model, options.bench, console)
+            else:
+                chat(url, options.model, console)
+                runs = [load(url, options.model, options.seconds, console)]
     except BatonError as error:
         console.print(f"demo: {error}", style="red", markup=False)
         return 1
-    failed = sum(result.error is not None for result in results)
+    failed = sum(record.status != "ok" for run in runs for record in run.records)
     console.print(f"Done in {time.monotonic() - began:.0f} s; the server has stopped.")
     console.print("Next: `make serve`, and what README.md says about talking to it.")
     return 1 if failed else 0
@@ -155,58 +166,82 @@ def chat(url: str, model: str, console: Console) -> None:
         raise ServerError(f"the openai client says: {error}") from None
 
 
-def load(url: str, model: str, seconds: float, console: Console) -> list[Result]:
+def load(url: str, model: str, seconds: float, console: Console) -> Run:
     """Replay a synthetic conversation trace as heavy as this machine can take; print a table."""
-    target = Target(url)
-    speed = asyncio.run(measure(target, model))
+    target = Target(url, model)
+    speed = measure(target)
     _step(console, "Replay a synthetic conversation trace (shared prefixes, open loop)")
     console.print(
         f"alone: {speed.prefill:,.0f} prompt tokens/s, {speed.per_token * 1000:.1f} ms per token"
     )
-    jobs = plan(speed, seconds)
-    results = run(jobs, target, model, console)
-    summary = summarize(results)
-    console.print(table(summary, f"{len(jobs)} requests over {jobs[-1].at:.0f} s"))
-    paper = paper_lru([job.prompt for job in jobs], PAGE, None)
-    console.print(f"On paper an endless prefix cache would hit {paper.ratio:.1%}.")
-    return results
+    workload = plan(speed, seconds)
+    run = sweep([Point("replay", workload, Load())], target, console)[0]
+    title = f"{len(workload.jobs)} requests over {workload.jobs[-1].at:.0f} s"
+    console.print(run_table(run, metrics(run), title))
+    return run
 
 
-async def measure(target: Target, model: str) -> Speed:
+def bench(url: str, model: str, folder: Path, console: Console) -> list[Run]:
+    """Small workloads of every kind, sized for a minute or two on two CPU cores.
+
+    Raises:
+        ConfigError: the folder holds runs already.
+    """
+    _step(console, f"Measure small workloads; everything is kept in {folder}")
+    mixture = mixed({64: 3, 192: 1}, 16, 8)
+    hits = prefix([128], (0.0, 0.5, 0.8), osl=4, requests=2, prefixes=1, page=16, concurrency=1)
+    talk = Sessions(sessions=3, turns=3, system=32, first=64, message=16, osl=8, think=1.0)
+    trace = replay(
+        synthesize(6, seed=7), Scales(time=2.0, length=SCALE, output=SCALE, max_tokens=512), "made"
+    )
+    points = [
+        *grid([64], [16], [1, 4], rounds=2),
+        Point("mixed", mixture, Load(rate=0.7)),
+        Point("control", control(mixture), Load(rate=0.7)),
+        Point("prefix", hits, Load(kind="closed", concurrency=1)),
+        Point("session", session(talk), Load(kind="closed", concurrency=3)),
+        Point("replay", trace, Load()),
+    ]
+    runs = sweep(points, Target(url, model), console, keep=Keep(folder))
+    rows = {run.name: metrics(run) for run in runs}
+    console.print(rows_table(rows, f"{len(runs)} runs (latencies in ms)", "run"))
+    groups = by_group(next(run for run in runs if run.name == "prefix"))
+    console.print(rows_table(groups, "prefix groups (latencies in ms)", "prefix and hit"))
+    for run in runs:
+        for line in problems(run):
+            console.print(f"{run.name}:", line)
+    return runs
+
+
+def measure(target: Target) -> Speed:
     """Speed of one request alone, from a long prompt and from a long answer.
 
     Raises:
         ServerError: one of them failed.
     """
-    maker = PromptMaker(Fraction(1), seed=1)
-    prompt = maker.prompt(synthesize(1, seed=1)[0])[:256]
-    first, second = Job(0.0, prompt, 1), Job(0.0, prompt[::-1][:16], 24)
-    long = (await replay([first], target, model))[0]
-    answer = (await replay([second], target, model))[0]
-    for result in (long, answer):
-        if result.error is not None:
-            raise ServerError(result.error)
-    return Speed(len(prompt) / long.ttft, answer.tpot or (answer.end - answer.due) / 24)
+    ids = 2**40  # of no trace
+    jobs = [Job(((ids, 256),), 1), Job(((ids + 1, 16),), 24)]
+    run = run_load(Workload(jobs, {"name": "alone"}), Load(kind="closed", concurrency=1), target)
+    for record in run.records:
+        if record.status != "ok":
+            raise ServerError(record.error or record.status)
+    long, answer = run.records
+    each = tpot(answer) or (answer.end - answer.sent) / max(output_tokens(answer), 1)
+    return Speed(256 / (ttft(long) or long.end - long.sent), each)
 
 
-def plan(speed: Speed, seconds: float) -> list[Job]:
+def plan(speed: Speed, seconds: float) -> Workload:
     """Requests that keep the machine busy for about `seconds`, at about 70% of what it can do."""
-    scale, output_scale = Fraction(1, 64), Fraction(1, 32)
-    shape = Conversations()
+    shape = Traffic()
     # three in five prompt tokens are new to the cache
-    prompt = 0.6 * 12_000 * float(scale) / speed.prefill
-    output = shape.output_mean * float(output_scale) * speed.per_token
+    prompt = 0.6 * 12_000 * float(SCALE) / speed.prefill
+    output = shape.output_mean * float(SCALE) * speed.per_token
     count = max(12, min(300, int(0.7 * seconds / (prompt + output))))
-    shape = Conversations(rate=count / seconds, turns=3.0, pause_median=seconds / 12)
-    requests = synthesize(count, seed=7, shape=shape)
-    jobs = make_jobs(
-        requests,
-        PromptMaker(scale),
-        time_scale=seconds / span(requests),
-        output_scale=output_scale,
-        max_tokens=2048,
-    )
-    return list(jobs)
+    shape = Traffic(rate=count / seconds, turns=3.0, pause_median=seconds / 12)
+    jobs = synthesize(count, seed=7, traffic=shape)
+    span = (jobs[-1].at or 0.0) - (jobs[0].at or 0.0)
+    scales = Scales(seconds / span, SCALE, SCALE, max_tokens=2048)
+    return replay(jobs, scales, "synthetic")
 
 
 def _step(console: Console, text: str) -> None:

@@ -3,7 +3,7 @@
 Everything the instruments print (percentiles, goodput, the five-load table, the report) is computed
 from these two, so a run can be summarised again, compared or merged without being run again.
 Records are streamed to JSON lines as requests end; times are seconds on the run's own clock, which
-starts at the first scheduled send.
+starts at the first scheduled send; each phase before the measurement has a clock of its own.
 """
 
 from __future__ import annotations

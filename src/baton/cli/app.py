@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from baton.cli import bench, chat, doctor, eval, generate, models, replay, serve
+from baton.cli import bench, chat, doctor, eval, generate, models, serve
 from baton.cli.show import errors, out, version
 from baton.core import env
 from baton.core.errors import BatonError, ConfigError, RequestError
@@ -30,7 +30,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (serve, generate, chat, models, doctor, bench, replay, eval):
+    for module in (serve, generate, chat, models, doctor, bench, eval):
         module.register(app)
     app.command("version")(_version)
     return app
@@ -71,4 +71,6 @@ def _debugging() -> bool:
 def _line(error: Exception) -> str:
     if isinstance(error, BatonError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}: serving models takes more: pip install 'baton-llm[engine]'"
     return f"{type(error).__name__}: {error} ({env.DEBUG.name}=1 shows where)"

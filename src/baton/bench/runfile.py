@@ -1,0 +1,106 @@
+"""Runs as JSON lines: what was asked first, then a record as each request ends, and last the run
+again with what is known only then. Without that last line the run was cut short; its records stay
+readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+from baton.bench.record import SCHEMA, Record, Run
+from baton.core.errors import BatonError
+
+CUT_SHORT = "the run was cut short: its file has no closing line"
+_record = msgspec.json.Decoder(Record)
+_run = msgspec.json.Decoder(Run)
+
+
+class RunFileError(BatonError):
+    """A file of a run is not what it should be; names the file and the line."""
+
+
+class RunWriter:
+    """Writes a run while it is made; each batch of records is handed to the system at once, so
+    that a crash of this process loses none. Use it as a context manager and call `close` with the
+    finished run; leaving without it leaves a run that was cut short."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("wb")
+        self._head(run)
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def lines(self, lines: bytes) -> None:
+        """Append records that are JSON lines already."""
+        self._file.write(lines)
+        self._file.flush()
+
+    def close(self, run: Run) -> None:
+        """Append the finished run without its records, and close the file."""
+        self._head(run)
+        self._file.close()
+
+    def _head(self, run: Run) -> None:
+        fields = msgspec.to_builtins(run)
+        fields.pop("records", None)
+        # the version is always written, and first: it tells this line from a record's
+        self.lines(msgspec.json.encode({"schema": run.schema, **fields}) + b"\n")
+
+
+def read_run(path: str | Path) -> Run:
+    """A run with its records. One that was cut short says so in `invalid`.
+
+    Raises:
+        RunFileError: naming the line, for anything that is not a run of this or an older schema.
+    """
+    run: Run | None = None
+    heads, records = 0, []
+    for number, line in _lines(Path(path)):
+        try:
+            if not line.startswith(b'{"schema"'):
+                records.append(_record.decode(line))
+                continue
+            run, heads = _run.decode(line), heads + 1
+        except msgspec.MsgspecError as error:
+            if not line.endswith(b"\n"):
+                break  # the process died while it wrote this one
+            raise RunFileError(f"{path}:{number}: {error}") from None
+        if run.schema > SCHEMA:
+            raise RunFileError(
+                f"{path}:{number}: schema {run.schema} is of a newer version; this one reads up "
+                f"to {SCHEMA}"
+            )
+    if run is None:
+        raise RunFileError(f"{path}: no run in it: the first line must be one")
+    run.records = records
+    if heads < 2:
+        run.invalid = [*run.invalid, CUT_SHORT]
+    return run
+
+
+def write_run(path: str | Path, run: Run) -> None:
+    """Write a finished run whole."""
+    with RunWriter(Path(path), run) as out:
+        encode = msgspec.json.encode
+        out.lines(b"".join(encode(record) + b"\n" for record in run.records))
+        out.close(run)
+
+
+def _lines(path: Path) -> list[tuple[int, bytes]]:
+    try:
+        return list(enumerate(path.read_bytes().splitlines(keepends=True), start=1))
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
