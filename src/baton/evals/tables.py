@@ -52,7 +52,7 @@ def comparison(made: Comparison) -> RenderableType:
     ]
     for title, head, groups in (
         ("By length", "length", made.lengths),
-        ("By distance to the farthest fact needed", "distance up to", made.distances),
+        ("By distance to the farthest fact needed", "up to", made.distances),
         ("By kind", "kind", made.notes),
     ):
         if len(groups) > 1:
@@ -144,5 +144,5 @@ def _method(made: Comparison) -> str:
         f"{made.all.paired.method} (a score interval for paired shares; queries of a context count "
         "less than independent ones). KL: nats per answer position from A, a lower bound from the "
         f"20 likeliest tokens. needed: independent queries that show a difference of "
-        f"{100 * made.resolve:g} points with a chance of 80%, at the share of pairs that differ."
+        f"{made.resolve:g} in exact match with a chance of 80%, at the share of pairs that differ."
     )
