@@ -304,9 +304,12 @@ def test_targets_without_sense() -> None:
     for options in ({"timeout": 0}, {"seed": -1}, {"body": {"prompt": "x"}}):
         with pytest.raises(ConfigError):
             Target("http://x", **options)  # type: ignore[arg-type]
+    for url in ("", "ftp://x", "http://[", "http://x:99999", "x:port", "http://:8000"):
+        with pytest.raises(ConfigError, match="is not the URL of a server: expected http"):
+            Target(url)
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[", "127.0.0.1:1"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "127.0.0.1:1"])
 def test_no_server(url: str) -> None:
     with pytest.raises(ServerError):
         ask_server(Target(url))

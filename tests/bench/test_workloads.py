@@ -206,6 +206,7 @@ def test_ramps_change_the_rate(ramp: str, first: float, last: float) -> None:
         Load(),
         Load(rate=0.0),
         Load(rate=1.0, burstiness=0.0),
+        Load(rate=1.0, burstiness=float("inf")),
         Load(ramp="linear:1"),
         Load(ramp="exp:0:5"),
         Load(ramp="steps:"),

@@ -16,7 +16,7 @@ from baton.bench.progress import LoadProgress
 from baton.bench.record import Run
 from baton.bench.report.document import Document, document, summarize, to_json
 from baton.bench.report.write import SUMMARY, write
-from baton.bench.runfile import CUT_SHORT, read_run
+from baton.bench.runfile import CUT_SHORT, make_folder, read_run
 from baton.bench.slo.level import Goal
 from baton.bench.workload.shapes import Point
 from baton.core.errors import ConfigError
@@ -95,6 +95,8 @@ def _run(
 
 
 def _check(points: Sequence[Point], keep: Keep) -> None:
+    if keep.folder is not None:
+        make_folder(keep.folder)
     for point in points:
         file = keep.file(point.name)
         if file is not None and file.exists() and not keep.resume:
@@ -102,13 +104,12 @@ def _check(points: Sequence[Point], keep: Keep) -> None:
 
 
 def _kept(point: Point, target: Target, keep: Keep) -> Run | None:
-    """The complete run of that point, if there is one."""
+    """The complete run of that point, if there is one. One that was cut short is run again, but
+    only in place of its own kind: its records may be all that is left of something else."""
     file = keep.file(point.name)
     if file is None or not file.exists():
         return None
     run = read_run(file)
-    if CUT_SHORT in run.invalid:
-        return None
     # as JSON has it: tuples are lists there
     asked = msgspec.json.decode(msgspec.json.encode({**point.workload.about, **target.about()}))
     differs = [name for name in asked if run.workload.get(name) != asked[name]]
@@ -117,7 +118,7 @@ def _kept(point: Point, target: Target, keep: Keep) -> Run | None:
             f"{file} is of another run ({', '.join(differs) or 'load or server'} differs): give "
             "another --out"
         )
-    return run
+    return None if CUT_SHORT in run.invalid else run
 
 
 def summary(runs: Sequence[Run], goal: Goal | None, steady: bool = False) -> Document:

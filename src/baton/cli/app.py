@@ -71,6 +71,8 @@ def _debugging() -> bool:
 def _line(error: Exception) -> str:
     if isinstance(error, BatonError):
         return str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, ModuleNotFoundError):
         return f"{error}: serving models takes more: pip install 'baton-llm[engine]'"
     return f"{type(error).__name__}: {error} ({env.DEBUG.name}=1 shows where)"

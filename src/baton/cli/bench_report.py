@@ -70,7 +70,9 @@ def _report(
     """
     from baton.bench.report.subject import read_subject, report
     from baton.bench.report.write import write
+    from baton.bench.runfile import make_folder
 
+    make_folder(folder)
     subjects = []
     with Progress("items") as shown:
         for done, path in enumerate(inputs):

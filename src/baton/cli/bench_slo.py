@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -121,6 +122,8 @@ def _slo(
         raise ConfigError("--steady is for single runs: a search counts every request")
     if requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {requests}")
+    if require is not None and not 0 < require < math.inf:
+        raise ConfigError(f"--require must be a load above 0, got {require:g}")
     if trace is not None:
         shapes = [_trace_shape(trace, length_scale, requests, server)]
     elif buckets is not None:
@@ -154,9 +157,11 @@ def _search(
     from baton.bench.report.document import search_summary
     from baton.bench.report.subject import Subject, report, search_part
     from baton.bench.report.write import write
+    from baton.bench.runfile import make_folder
     from baton.bench.slo.run import search_server
 
     target = server.target()
+    make_folder(folder)
     served = config or str(ask_server(target)["model"])
     searches: list[SearchSummary] = []
     for shape in shapes:

@@ -22,8 +22,8 @@ def arrival_times(load: Load, count: int, seed: int = 0) -> list[float]:
     Raises:
         ConfigError: no rate, or one that makes no sense.
     """
-    if not load.burstiness > 0:
-        raise ConfigError(f"burstiness must be above 0, got {load.burstiness:g}")
+    if not 0 < load.burstiness < math.inf:
+        raise ConfigError(f"burstiness must be above 0 and finite, got {load.burstiness:g}")
     draw = np.random.default_rng([seed, 1])
     gaps = draw.gamma(load.burstiness, 1 / load.burstiness, max(count - 1, 0))
     # in units of the mean gap: how many requests should have come by then

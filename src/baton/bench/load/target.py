@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
+from baton.bench.sse import api_base
 from baton.bench.workload.prompts import PromptMaker, TextPrompts, TokenPrompts
 from baton.core.errors import ConfigError
 
@@ -54,6 +56,10 @@ class Target:
     body: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not _is_http(api_base(self.base_url)):
+            raise ConfigError(
+                f"{self.base_url!r} is not the URL of a server: expected http://HOST:PORT"
+            )
         if not (self.timeout > 0 and self.limit > 0):
             raise ConfigError("timeout and limit of a request must be above 0 seconds")
         if self.seed < 0 or self.salt < 0:
@@ -85,3 +91,11 @@ class Target:
             source = {"corpus": str(self.corpus or "Python manual"), "sha256": made.digest}
         told = {"prompts": self.prompts, "prompt_seed": self.seed, **source}
         return {**told, "timeout": self.timeout, "limit": self.limit, "body": self.body}
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or none of TCP's
+        return False

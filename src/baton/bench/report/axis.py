@@ -37,8 +37,7 @@ class Axis:
 
 def linear(values: Iterable[float], form: str, most: int = 5, tight: bool = False) -> Axis:
     """From 0 to a round number above all values; tight: to the highest of them."""
-    top = max(values, default=0.0)
-    top = top if top > 0 else 1.0
+    top = max((_drawn(value) for value in values if value > 0), default=1.0)
     step = _round_step(top / most)
     ticks = [i * step for i in range(math.ceil(top / step - 1e-9) + 1)]
     if not tight:
@@ -54,7 +53,7 @@ def shares() -> Axis:
 def logarithmic(values: Iterable[float], form: str, most: int = 5) -> Axis:
     """A little beyond the positive values at both ends. Ticks are 1, 2 and 5 times powers of ten,
     fewer of them where those are more than `most`, equal steps where they are fewer than three."""
-    positive = [value for value in values if value > 0]
+    positive = [_drawn(value) for value in values if value > 0]
     low, high = (min(positive), max(positive)) if positive else (1.0, 1.0)
     if high < low * 2:
         low, high = low / 1.5, high * 1.5
@@ -69,6 +68,11 @@ def logarithmic(values: Iterable[float], form: str, most: int = 5) -> Axis:
         ticks = [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
     stride = math.ceil(len(ticks) / most) if ticks else 1
     return Axis(low, high, True, form, tuple(ticks[::stride]))
+
+
+def _drawn(value: float) -> float:
+    """A positive value as far as an axis reaches: beyond, its arithmetic would overflow."""
+    return min(max(float(value), 1e-100), 1e100)
 
 
 def _round_values(low: float, high: float, mantissas: Sequence[int]) -> list[float]:

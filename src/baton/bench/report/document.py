@@ -29,7 +29,7 @@ from baton.bench.slo.level import ALL, Goal
 from baton.bench.slo.loads import LevelRow, Point, Row, five, front, level_points, levels
 from baton.bench.slo.search import Found
 from baton.bench.stats import Interval, effective, percentile_interval, wilson
-from baton.core.errors import BatonError
+from baton.core.errors import ConfigError
 
 #: raised by one when a field changes its meaning or goes away; new fields do not count
 SCHEMA = 1
@@ -144,7 +144,7 @@ class Document(msgspec.Struct, kw_only=True):
     definitions: dict[str, str] = {}
 
 
-class DocumentError(BatonError):
+class DocumentError(ConfigError):
     """A summary file is not what it should be; names the file."""
 
 
@@ -305,9 +305,31 @@ def read_document(path: Path) -> Document:
             f"{path}: schema {about['schema']} is of a newer version; this one reads up to {SCHEMA}"
         )
     try:
-        return msgspec.json.decode(content, type=Document)
+        made = msgspec.json.decode(content, type=Document)
     except msgspec.MsgspecError as error:
         raise DocumentError(f"{path}: {error}") from None
+    for search in made.searches:
+        try:
+            _try_out(search.found)
+        except (ArithmeticError, LookupError, StopIteration, ValueError) as error:
+            raise DocumentError(
+                f"{path}: the search of {search.shape} contradicts itself, where `baton bench slo` "
+                f"writes none that does ({type(error).__name__}: {error})"
+            ) from None
+    return made
+
+
+def _try_out(found: Found) -> None:
+    """Compute what reports compute from a search: it raises where a part of it is missing or
+    impossible."""
+    five(found)
+    levels(found)
+    for latency in ("ttft", "tpot"):
+        level_points("", "", found.levels, latency)
+    for line in (found.edges[ALL], *found.edges.values()):
+        for load in (line.meets, line.fails):
+            if load is not None and not found.level(load).valid:
+                raise ValueError(f"no valid run at {load:g}, a load that it names")
 
 
 def json_schema() -> dict[str, Any]:

@@ -37,7 +37,7 @@ def search_answer(search: SearchSummary, i: int, write: Numbers) -> str:
         head += f'<p class="big">{what}</p><p>meets {goal}.</p>'
     else:
         head += (
-            f'<p class="big">{write.write(f"{path}/capacity", "load")} {search.unit}</p>'
+            f'<p class="big">{write.write(f"{path}/capacity", "load")} {escape(search.unit)}</p>'
             f"<p>is the highest load found to meet {goal}.</p>"
         )
     said = []
@@ -124,7 +124,7 @@ def _levels(search: SearchSummary, i: int, write: Numbers) -> str:
                 write.write(f"{path}/shares/{ALL}", "share")
                 + write.interval(f"{path}/interval", "share"),
                 write.write(f"{path}/total", "rate"),
-                row.verdict,
+                escape(row.verdict),
             ]
         )
     heads = [search.unit, "runs", "sent", *(n.upper() for n in single), "all", "tokens/s", ""]

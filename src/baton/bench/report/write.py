@@ -11,6 +11,7 @@ from typing import Any
 from baton.bench.record import Run
 from baton.bench.report.document import Document, load_text, to_json
 from baton.bench.report.page import page
+from baton.bench.runfile import make_folder
 from baton.bench.slo.level import SUCCESS
 
 PAGE, SUMMARY, RUNS, LOADS = "report.html", "summary.json", "runs.csv", "loads.csv"
@@ -18,7 +19,7 @@ PAGE, SUMMARY, RUNS, LOADS = "report.html", "summary.json", "runs.csv", "loads.c
 
 def write(folder: Path, made: Document, runs: Sequence[Run]) -> list[Path]:
     """Write all of them; returns their paths. `loads.csv` only where a load was searched."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     contents = {
         PAGE: page(made, runs).encode(),
         SUMMARY: to_json(made),

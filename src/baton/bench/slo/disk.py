@@ -39,9 +39,9 @@ def kept(folder: Path, about: dict[str, Any], offer: Offer, resume: bool) -> Mea
 
     def measure(load: Load, replicate: int, stretch: int) -> Run:
         file = folder / f"{stem(load)}-{replicate + 1}.jsonl"
-        known = _finished(file) if resume and file.exists() else None
-        if known is None:
+        if not (resume and file.exists()):
             return offer(load, stretch, file)
+        known = _stored(file)
         told = {**known.workload, "url": known.server.get("url")}
         for name, wanted in about.items():
             if told.get(name) != wanted:
@@ -49,6 +49,8 @@ def kept(folder: Path, about: dict[str, Any], offer: Offer, resume: bool) -> Mea
                     f"{file}: its run has {name} {told.get(name)!r}, this search "
                     f"{wanted!r}: give it a folder of its own"
                 )
+        if CUT_SHORT in known.invalid:
+            return offer(load, stretch, file)
         known.name = known.name or file.stem
         return known
 
@@ -60,10 +62,8 @@ def stem(load: Load) -> str:
     return f"rate-{load.rate:g}" if load.kind == "open" else f"concurrency-{load.concurrency}"
 
 
-def _finished(file: Path) -> Run | None:
-    """A stored run, or None for one that was cut short and has to be run again."""
+def _stored(file: Path) -> Run:
     try:
-        run = read_run(file)
+        return read_run(file)
     except RunFileError as error:
         raise OtherSearch(f"{error}; remove the file to measure it again") from None
-    return None if CUT_SHORT in run.invalid else run

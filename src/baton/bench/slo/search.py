@@ -77,11 +77,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--tolerance must be above 0 and at most 1 (0.04 is usual), got {self.tolerance:g}"
             )
-        if self.replicates < 1 or self.most_runs < 1:
-            raise ConfigError(
-                "--replicates and --most-runs must be at least 1, got "
-                f"{self.replicates} and {self.most_runs}"
-            )
+        for name in ("replicates", "stretch", "most_runs"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.burstiness < math.inf:
+            raise ConfigError(f"--burstiness must be above 0, got {self.burstiness:g}")
 
     @property
     def unit(self) -> str:

@@ -6,6 +6,7 @@ taken by made-up tokens of the same number: a server that also caches its answer
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import asdict, dataclass
 
@@ -40,7 +41,7 @@ def session(shape: Sessions) -> Workload:
         WorkloadError: a number that makes no sense.
     """
     counts = (shape.sessions, shape.turns, shape.first, shape.message, shape.osl)
-    if min(counts) < 1 or shape.system < 0 or not shape.think >= 0:
+    if min(counts) < 1 or shape.system < 0 or not 0 <= shape.think < math.inf:
         raise WorkloadError(
             "sessions, turns, first, message and osl must be at least 1, system and think 0"
         )

@@ -17,11 +17,16 @@ KI = 1024
 #: prompt length -> share of the requests: long ones are few, and most of the tokens
 BUCKETS = {KI: 40.0, 4 * KI: 25.0, 16 * KI: 15.0, 64 * KI: 10.0, 128 * KI: 6.0, 192 * KI: 4.0}
 
+#: sigma of outputs that are all but 1 or the most
+MOST_SPREAD = 10.0
+
 
 def fixed(isl: int, osl: int, count: int, warm: int = 0) -> Workload:
     """`count` requests of `isl` prompt and `osl` output tokens that share nothing, after `warm`
     others of the same shape."""
     _positive(isl=isl, osl=osl, requests=count)
+    if warm < 0:
+        raise WorkloadError(f"warm must be at least 0, got {warm}")
     about = {"name": "fixed", "isl": isl, "osl": osl, "requests": count, "warm": warm}
     extra = [Job(((count + i, isl),), osl) for i in range(warm)]
     return Workload(
@@ -65,9 +70,10 @@ def grid(
             fixed(i, o, c * rounds, warm=min(c, 2)),
             Load(kind="closed", concurrency=c),
         )
-        for i in isl
-        for o in osl
-        for c in concurrency
+        # one run of each, however often it was named
+        for i in dict.fromkeys(isl)
+        for o in dict.fromkeys(osl)
+        for c in dict.fromkeys(concurrency)
     ]
 
 
@@ -84,6 +90,8 @@ def mixed(
     _positive(osl=osl, requests=count)
     if not buckets or any(n < 1 or not 0 < weight < math.inf for n, weight in buckets.items()):
         raise WorkloadError("buckets: expected lengths of at least 1 with weights above 0")
+    if not 0 <= spread <= MOST_SPREAD:
+        raise WorkloadError(f"spread of outputs must be from 0 to {MOST_SPREAD:g}, got {spread:g}")
     draw = random.Random(seed)
     lengths = _portions(buckets, count)
     draw.shuffle(lengths)

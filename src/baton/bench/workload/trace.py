@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from baton.bench.workload.job import Job
-from baton.core.errors import BatonError
+from baton.core.errors import ConfigError
 
 BLOCK = 512
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
-class TraceError(BatonError):
+class TraceError(ConfigError):
     """A trace file is not what it should be; names the file and the line."""
 
 
