@@ -146,7 +146,7 @@ def test_replay_of_a_file_and_of_the_synthetic_trace(
     capsys: pytest.CaptureFixture[str], stub: str, tmp_path: Path
 ) -> None:
     code, _, err = run(capsys, stub, "replay", "/nowhere")
-    assert (code, "/nowhere: cannot be read" in err) == (1, True)
+    assert (code, "/nowhere: cannot be read" in err) == (2, True)
     trace = tmp_path / "t.jsonl"
     trace.write_text('{"input": 5, "output": 2}\n' * 3)
     code, _, err = run(capsys, stub, "replay", str(trace))
