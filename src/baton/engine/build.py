@@ -228,8 +228,8 @@ def build_core(
         executor.close()
         raise
     log.info("fingerprint %s", built.fingerprint.digest)
-    # What is alive now lives as long as the engine. Walking it in every full collection would stop
-    # the loop for some 80 ms.
+    # What is alive now lives as long as the engine: full collections need not stop the loop to
+    # walk it.
     gc.collect()
     gc.freeze()
     return EngineCore(config, Scheduler(config, kv, cost), executor), built.fingerprint
