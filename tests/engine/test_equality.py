@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from baton import LLM, SamplingParams
-from baton.engine import build
-from baton.runner.runner import Runner
-from baton.scheduler.cost import CostModel
+from helpers.deep import fix_cost, watch_layers
 
 FAMILIES = ["llama", "qwen3_moe", "hy_v3", "deepseek_v3"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -103,19 +101,8 @@ def test_chunks_that_go_by_layers(
 ) -> None:
     """A token costs 2 ms and a step has 60: long prompts pass a layer per step beside decodes."""
 
-    def fixed(cost: CostModel, *_: object) -> None:
-        cost.coefficients = (0.0, 2e-3, 0.0, 0.0, 0.0, 0.0)
-
-    monkeypatch.setattr(build, "measure_cost", fixed)
-    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
-    parts = []
-    advance = Runner._advance
-
-    def watched(runner: Runner, *rest: Any) -> None:
-        parts.append(rest[2].layers)
-        advance(runner, *rest)
-
-    monkeypatch.setattr(Runner, "_advance", watched)
+    fix_cost(monkeypatch, 2e-3)
+    parts = watch_layers(monkeypatch)
     model, batch, alone = case
     with LLM(model, **BASE, step_time="60ms", max_num_seqs=2, tensor_parallel_size=size) as llm:
         whole = [batch[0], *batch]  # the first one decodes beside all others

@@ -17,9 +17,9 @@ import pytest
 from baton import LLM, SamplingParams
 from baton.core.errors import ConfigError, Unavailable
 from baton.core.request import Request
-from baton.engine import build, executor
+from baton.engine import executor
 from baton.models.decoder import CausalLM
-from baton.scheduler.cost import CostModel
+from helpers.deep import fix_cost
 
 Tiny = Callable[[str], str]
 OPTIONS: dict[str, Any] = {
@@ -65,11 +65,7 @@ def test_a_chunk_that_fails_between_layers_fails_alone(
 ) -> None:
     """One request decodes; another's chunk goes by layers beside it and breaks in the second."""
 
-    def fixed(cost: CostModel, *_: object) -> None:
-        cost.coefficients = (0.0, 2e-3, 0.0, 0.0, 0.0, 0.0)
-
-    monkeypatch.setattr(build, "measure_cost", fixed)
-    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
+    fix_cost(monkeypatch, 2e-3)
     long = [7 + i % 90 for i in range(80)]
     options = OPTIONS | {"max_num_seqs": 2, "step_time": "60ms", "enable_prefix_caching": False}
     with LLM(tiny("hy_v3"), **options) as llm:

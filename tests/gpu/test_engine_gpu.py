@@ -10,9 +10,7 @@ import torch
 import transformers
 
 from baton import LLM, SamplingParams
-from baton.engine import build
-from baton.runner.runner import Runner
-from baton.scheduler.cost import CostModel
+from helpers.deep import fix_cost, watch_layers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -126,19 +124,8 @@ def test_a_chunk_by_layers_equals_one_in_a_single_pass(
     """To the bit: prompt log-probabilities keep both runs off the graphs, whose padding differs."""
     monkeypatch.setenv("BATON_DEBUG", "0")
 
-    def fixed(cost: CostModel, *_: object) -> None:
-        cost.coefficients = (0.0, 1e-4, 0.0, 0.0, 0.0, 0.0)
-
-    monkeypatch.setattr(build, "measure_cost", fixed)
-    monkeypatch.setattr(CostModel, "observe", lambda *_: None)
-    parts = []
-    advance = Runner._advance
-
-    def watched(runner: Runner, *rest: Any) -> None:
-        parts.append(rest[2].layers)
-        advance(runner, *rest)
-
-    monkeypatch.setattr(Runner, "_advance", watched)
+    fix_cost(monkeypatch, 1e-4)
+    parts = watch_layers(monkeypatch)
     prompts = [[(7 * i + j) % 310 + 3 for j in range(n)] for i, n in enumerate((9, 5, 1500, 700))]
     asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, prompt_logprobs=1)
     longer = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
