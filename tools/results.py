@@ -20,46 +20,63 @@ vLLM is 0.25.0 on one NVIDIA H200; limits and goals are for one H200. Lower is b
 START = ("start to first token (s)", "110 to 220", "20")
 
 
-def load(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """`(model, variant) -> document` of every result; the file's name says both.
+Documents = list[dict[str, Any]]
+
+
+def load(folder: Path) -> dict[tuple[str, str], Documents]:
+    """`(model, variant) -> documents` of every result, the newest first; a file's name says both,
+    and `MODEL.VARIANT.NAME.json` is one more run.
 
     Raises:
         ValueError: a file that is no result, or of another model or dtype than its name says.
     """
-    found = {}
+    found: dict[tuple[str, str], Documents] = {}
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.get("kind") != "baton bench engine" or document.get("schema") != 1:
             raise ValueError(f"{path.name}: not a result of `baton bench engine`")
-        model, _, variant = path.stem.partition(".")
+        model, variant = path.stem.split(".")[:2]
         if document["model"]["name"] != model:
             raise ValueError(f"{path.name}: measured on {document['model']['name']}")
         dtypes = {document["config"]["dtype"], document["config"]["kv_dtype"]}
         if variant == "bf16" and dtypes != {"bfloat16"}:
             raise ValueError(f"{path.name}: measured with {sorted(dtypes)}")
-        found[model, variant] = document
+        found.setdefault((model, variant), []).append(document)
+    for documents in found.values():
+        documents.sort(key=lambda document: str(document["when"]), reverse=True)
     return found
 
 
-def render(targets: list[dict[str, Any]], results: dict[tuple[str, str], dict[str, Any]]) -> str:
+def render(targets: list[dict[str, Any]], results: dict[tuple[str, str], Documents]) -> str:
     """The whole page."""
     parts = [HEAD]
     for table in targets:
-        document = results.get((table["model"], table["variant"]))
+        documents = results.get((table["model"], table["variant"]), [])
         parts.append(f"## {table['title']}\n")
-        if document is not None:
-            parts.append(_source(document))
-        parts.append("\n".join(_rows(table, document)) + "\n")
+        parts += _sources(table, documents)
+        parts.append("\n".join(_rows(table, documents)) + "\n")
     return "\n".join(parts)
 
 
-def _rows(table: dict[str, Any], document: dict[str, Any] | None) -> list[str]:
+def _sources(table: dict[str, Any], documents: Documents) -> list[str]:
+    """Which run the figures are of; of a run that only some are of, which ones."""
+    points: dict[int, list[str]] = {}
+    for point in table["points"]:
+        document, row, _ = _find(documents, point)
+        if row is not None:
+            points.setdefault(documents.index(document), []).append(point.partition(" ")[2])
+    if len(points) == 1:
+        return [_source(documents[next(iter(points))])]
+    return [f"{', '.join(points[i])}: {_source(documents[i])}" for i in sorted(points)]
+
+
+def _rows(table: dict[str, Any], documents: Documents) -> list[str]:
     """Markdown rows: a first-token table ends with the start, a decode table has full batches."""
     decode = table["points"][0].startswith("decode")
     heads = ["", "ours", *(["ours, full batch"] if decode else []), "vLLM", "limit", "goal"]
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
     for place, point in enumerate(table["points"]):
-        row, missing = _find(document, point)
+        _, row, missing = _find(documents, point)
         cells = [point.partition(" ")[2], missing if row is None else _number(row["ms"])]
         if decode:
             cells.append("" if row is None else _number(row["full_batch_ms"]))
@@ -68,25 +85,25 @@ def _rows(table: dict[str, Any], document: dict[str, Any] | None) -> list[str]:
         )
     if not decode and table["variant"] == "bf16":
         what, vllm, goal = START
-        ours = NOT_RUN if document is None else f"{document['start']['first_token_s']:.1f}"
+        ours = f"{documents[0]['start']['first_token_s']:.1f}" if documents else NOT_RUN
         lines.append(_line([what, ours, vllm, "", goal]))
     return lines
 
 
-def _find(document: dict[str, Any] | None, point: str) -> tuple[dict[str, Any] | None, str]:
-    """A point's row, or why there is none."""
-    if document is None:
-        return None, NOT_RUN
-    for row in document["ttft"]:
-        if point == f"ttft {row['prompt']}":
-            return row, ""
-    for row in document["decode"]:
-        if point == f"decode {row['batch']}x{row['context']}":
-            return row, ""
-    for kind in ("skipped", "failed"):
-        if any(row["point"] == point for row in document[kind]):
-            return None, kind
-    return None, NOT_RUN
+def _find(documents: Documents, point: str) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
+    """The newest document with a point's row and the row, or why there is none."""
+    missing = NOT_RUN
+    for document in documents:
+        for row in document["ttft"]:
+            if point == f"ttft {row['prompt']}":
+                return document, row, ""
+        for row in document["decode"]:
+            if point == f"decode {row['batch']}x{row['context']}":
+                return document, row, ""
+        for kind in ("skipped", "failed"):
+            if missing == NOT_RUN and any(row["point"] == point for row in document[kind]):
+                missing = kind
+    return {}, None, missing
 
 
 def _source(document: dict[str, Any]) -> str:

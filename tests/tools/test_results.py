@@ -70,6 +70,24 @@ def test_rows_of_a_result(tool: ModuleType, tmp_path: Path) -> None:
     assert sum("commit 0123456789ab, 1 x NVIDIA H200" in line for line in lines) == 2
 
 
+def test_points_that_the_newest_run_lacks_are_an_older_one_s(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    (tmp_path / "hy3-12l.bf16.long.json").write_text(json.dumps(document()))
+    newer = {"when": "2031-01-02", "commit": "feedfeedfeedfeed", "start": {"first_token_s": 9.0}}
+    newer["start"]["kernel_cache"] = "warm"
+    newer |= {"ttft": [{"prompt": 1024, "ms": 20.0}], "decode": [], "skipped": [], "failed": []}
+    (tmp_path / "hy3-12l.bf16.json").write_text(json.dumps(document(**newer)))
+    lines = tool.render(targets(), tool.load(tmp_path)).splitlines()
+    assert "| 1024 | 20 | 30.8 | 19.7 | 23 |" in lines
+    assert "| 131072 | 7,001 | 7,554 | 6,200 | 6,900 |" in lines
+    assert "| 65536 | skipped | 2,260 | 1,830 | 2,050 |" in lines
+    assert "| start to first token (s) | 9.0 | 110 to 220 |  | 20 |" in lines
+    assert any(line.startswith("1024: 2031-01-02, commit feedfeedfeed") for line in lines)
+    assert any(line.startswith("131072: 2030-01-02, commit 0123456789ab") for line in lines)
+    assert any(line.startswith("2030-01-02, commit 0123456789ab") for line in lines)  # decodes
+
+
 @pytest.mark.parametrize(
     "name, changes, words",
     [
