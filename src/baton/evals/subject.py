@@ -112,7 +112,11 @@ class Engine:
         return made
 
     def _scored(self, exam: Exam, queries: Sequence[Query]) -> list[Answer]:
-        asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in queries]
+        asked = []
+        for query in queries:
+            prompt = exam.tokens[: query.at]
+            prompt += query.tokens  # in place: contexts are long
+            asked.append((prompt, query.at + query.spans[0][0] - 1))
         rows = self.llm.score_all(asked)
         return [self._judge(exam, query, r) for query, r in zip(queries, rows, strict=True)]
 
