@@ -31,7 +31,7 @@ TASKS = ("single", "multikey1", "multikey2", "multikey3", "boundary")
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what it is judged on; lengths in tokens."""
+    """A model and what it is judged on; lengths in tokens. windows: of `length`, of each text."""
 
     folder: Path
     length: int
@@ -42,6 +42,7 @@ class Case:
     contexts: int
     queries: int
     alphabet: int
+    windows: int
 
     def examine(self, damage: Damage | None = None, **options: Any) -> Document:
         borders = Borders(self.page, self.page, self.shift, 4)
@@ -56,7 +57,7 @@ class Case:
         texts = [
             Text(
                 f"prose {seed}",
-                prose("evaluation", seed, 1 << 18)[: 32 * self.length].tolist(),
+                prose("evaluation", seed, 1 << 18)[: self.windows * self.length].tolist(),
                 self.length,
             )
             for seed in (0, 1)  # made here: the same on every machine
@@ -68,8 +69,8 @@ class Case:
             return run(Engine(llm), Marks(self.alphabet, 0), suite, texts, facts, lambda *_: None)
 
 
-TINY = Case(Path(__file__).parent / "tiny", 128, 16, 32, 32, 8, 14, 14, 16)
-ROPE = Case(ROOT / "models" / "recall-rope", 4096, 64, 512, 1024, 64, 8, 32, 128)
+TINY = Case(Path(__file__).parent / "tiny", 128, 16, 32, 32, 8, 14, 14, 16, 32)
+ROPE = Case(ROOT / "models" / "recall-rope", 4096, 64, 512, 1024, 64, 4, 24, 128, 8)
 FOUND: dict[Case, Document] = {}
 
 
@@ -124,6 +125,14 @@ def test_four_bits_are_caught_by_keys_that_are_alike(case: Case) -> None:
     found = compare(dense(case), case.examine(rounded(4), **whole))
     assert quiet(found)
     assert task(found, "multikey3").paired.worse
+
+
+def test_every_question_reads_what_is_stored() -> None:
+    """The first of a context too, however large chunks are."""
+    whole = {"max_num_batched_tokens": 4 * TINY.length}
+    damaged = TINY.examine(rounded(6), **whole)
+    for before, after in zip(dense(TINY).answers, damaged.answers, strict=True):
+        assert before.logprobs != after.logprobs, (before.task, before.context)
 
 
 def test_a_slight_loss_shows_in_distributions_first() -> None:
