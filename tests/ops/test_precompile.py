@@ -16,29 +16,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from baton.ops.precompile import precompiling
+from helpers.sm90 import Hopper
 
 
 @triton.jit
 def _double(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i) * 2)
-
-
-class Hopper:
-    """As much of a driver as a compilation asks for."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
 
 @pytest.fixture

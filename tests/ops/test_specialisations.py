@@ -24,10 +24,11 @@ from baton.ops.rope import Rotation
 from baton.ops.triton import sample
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
 from baton.ops.triton.decode_mla import decode_mla, mla_config
+from baton.ops.triton.heads import head_products
 from baton.ops.triton.split import Workspace, task_map
 from baton.runner.graphs import batch_buckets
 from baton.runner.probes import chunks
-from ops.test_precompile import Hopper
+from helpers.sm90 import Hopper
 
 META = torch.device("meta")
 MOST, BATCH, PAGE = 4500, 256, 64
@@ -112,7 +113,7 @@ def test_decodes_at_every_batch(launched: set[str]) -> None:
     mla, gqa = mla_config(16), gqa_config(8, 128)
     spaces = [Workspace.make(264, c.rows, d, META) for c, d in ((mla, 512), (gqa, 128))]
     key, value = (empty(9, PAGE, 8, 128) for _ in "kv")
-    latents = empty(9, PAGE, 1, 576)
+    latents, up = empty(9, PAGE, 1, 576), empty(16, 256, 512)
 
     def step(batch: int, picked: bool = True) -> None:
         positions = torch.empty(batch, dtype=torch.int64, device=META)
@@ -121,6 +122,8 @@ def test_decodes_at_every_batch(launched: set[str]) -> None:
             shares = task_map(positions, mla.tile, 1, 132, rows)
             q = empty(16, batch, 512).transpose(0, 1), empty(batch, 16, 192)[..., 128:]
             decode_mla(*q, latents, pages, shares, spaces[0], 0.1, mla)
+            head_products(empty(batch, 16, 192)[..., :128], up[:, :128])
+            head_products(empty(batch, 16, 512), up[:, 128:].transpose(1, 2))
             shares = task_map(positions, gqa.tile, 8, 132, rows)
             decode_gqa(empty(batch, 64, 128), key, value, pages, shares, spaces[1], 0.1, gqa)
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import activation, align, moe, norm, qkv, router, sample
+from baton.ops.triton import activation, align, heads, moe, norm, qkv, router, sample
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 from helpers.sm90 import Compiled, compile_sm90
 
@@ -64,6 +64,7 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
     assert made.local == 0
     assert made.count("HGMMA") >= (8 if tiles.half else 4)  # both heights
     assert made.count("UTMALDG") >= 1
+    assert made.count("ACQBULK") == 1  # waits for the kernel ahead
     # Decode hides a program's start behind another's stream: two must fit an SM.
     programs = 2 if pairs <= 20 * experts else 1
     assert made.shared <= SHARED // programs
@@ -118,8 +119,21 @@ KERNELS["norm"] = (
         "eps": "fp32",
     },
     {"DIM": 4096, "BLOCK": 4096, "ROWS": 1, "ADD": True},
-    {"num_warps": 8},
+    {"num_warps": 8, "unaligned": ("rows",)},
 )
+for tokens, inner, width in ((16, 128, 512), (64, 128, 512), (16, 512, 128), (64, 512, 128)):
+    KERNELS[f"head products {tokens} {inner}"] = (
+        heads._head_products,
+        {
+            **dict.fromkeys(("x", "w", "out"), B),
+            **ints("tokens x_token x_head w_head w_row w_column"),
+        },
+        {
+            "w_column" if inner == 128 else "w_row": 1,
+            "H": 16, "K": inner, "N": width, "BK": inner, "BN": 8192 // inner, "BT": tokens,
+        },
+        {"unaligned": ("tokens",)},
+    )  # fmt: skip
 KERNELS["silu_mul"] = (
     activation._silu_mul,
     {"x": B, "out": B, "stride": "i32"},

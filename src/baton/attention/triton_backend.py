@@ -20,6 +20,7 @@ from baton.core.errors import ConfigError
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.ops.host import to_device
+from baton.ops.mla import head_products
 
 if TYPE_CHECKING:
     from baton.ops.triton.split import TaskMap, Workspace
@@ -123,16 +124,12 @@ class TritonBackend(AttentionBackend):
         assert isinstance(spec, MLASpec)
         q = _rows(q, plan)
         nope, rope = q[..., : spec.nope_dim], q[..., spec.nope_dim :]
-        moved = torch.bmm(nope.transpose(0, 1), up[:, : spec.nope_dim]).transpose(0, 1)
+        moved = head_products(nope, up[:, : spec.nope_dim])
         mixed, _ = decode_mla(
             moved, rope, _pages(view)[0], plan.pages, plan.shares, self._scratch(),
             spec.scale, self._mla,
         )  # fmt: skip
-        values = up[:, spec.nope_dim :].transpose(1, 2)
-        # Written where the output projection reads it: token by token, without a copy.
-        out = q.new_empty(*q.shape[:2], spec.value_dim)
-        torch.bmm(mixed.transpose(0, 1), values, out=out.transpose(0, 1))
-        return out
+        return head_products(mixed, up[:, spec.nope_dim :].transpose(1, 2))
 
 
 def _rows(q: torch.Tensor, plan: TritonPlan) -> torch.Tensor:

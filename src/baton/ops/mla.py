@@ -1,9 +1,10 @@
-"""Whole keys of un-absorbed MLA: every head's own part beside the rotated part all heads share."""
+"""Around latent attention: whole keys where it is un-absorbed, products per head where it is."""
 
 from __future__ import annotations
 
 import torch
 
+from baton.ops.dispatch import on_gpu
 from baton.ops.kv_pages import has_triton
 
 
@@ -23,3 +24,20 @@ def join_keys(own: torch.Tensor, shared: torch.Tensor, out: torch.Tensor) -> tor
     out[..., : own.shape[-1]] = own
     out[..., own.shape[-1] :] = shared[:, None]
     return out
+
+
+def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`out[t, h] = x[t, h] @ weight[h]`.
+
+    Args:
+        x: `[T, H, K]`, K up to 1024, any strides but the last.
+        weight: `[H, K, N]`, any strides, of the same dtype.
+
+    Returns:
+        `[T, H, N]`, contiguous, summed in float32 (float64 for float64).
+    """
+    if on_gpu(x, weight) and x.stride(-1) == 1:
+        from baton.ops.triton import heads as kernels
+
+        return kernels.head_products(x, weight)
+    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()

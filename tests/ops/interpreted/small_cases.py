@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from baton.kv.format import make_views
+from baton.ops import mla as plain_mla
 from baton.ops import qkv as plain_qkv
 from baton.ops import sample as plain_sample
 from baton.ops.rope import Rotation
-from baton.ops.triton import activation, norm, qkv, sample
+from baton.ops.triton import activation, heads, norm, qkv, sample
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: The interpreter cuts bfloat16 instead of rounding it.
@@ -44,6 +45,20 @@ def test_silu_mul(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = 4 * torch.randn(*shape[:-1], shape[-1] + 3).to(dtype)[..., : shape[-1]]
     gate, up = x.double().chunk(2, -1)
     assert close(activation.silu_mul(x), F.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 16, 17, 130])
+@pytest.mark.parametrize("count, inner, width", [(16, 128, 512), (4, 512, 128), (3, 24, 10)])
+def test_head_products(count, inner, width, tokens, dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(tokens, count, inner + 7).to(dtype)[..., :inner]
+    up = torch.randn(count, width, inner + 3).to(dtype)[..., :inner]  # columns are contiguous
+    for weight in (up.transpose(1, 2), up.transpose(1, 2).contiguous()):
+        out = heads.head_products(x, weight)
+        assert out.is_contiguous()
+        if tokens:
+            assert close(out, plain_mla.head_products(x.double(), weight.double()), dtype)
 
 
 def angles(tokens: int, side: int, interleaved: bool) -> Rotation:

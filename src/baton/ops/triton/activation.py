@@ -6,11 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
+
 _BLOCK = 1024
 
 
 @triton.jit
 def _silu_mul(x, out, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    follow()
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < WIDTH
@@ -30,5 +33,8 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     if flat.shape[0]:
         grid = flat.shape[0], triton.cdiv(width, _BLOCK)
-        _silu_mul[grid](flat, out, flat.stride(0), WIDTH=width, BLOCK=_BLOCK, num_warps=4)
+        _silu_mul[grid](
+            flat, out, flat.stride(0), WIDTH=width, BLOCK=_BLOCK, num_warps=4,
+            launch_pdl=overlapping(),
+        )  # fmt: skip
     return out

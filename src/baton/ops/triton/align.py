@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
+
 #: Pairs from which chunks are counted and placed one by one; the most chunks; pairs that are placed
 #: at once, of which a chunk is a whole number; chunks whose counts are read at once.
 MANY, CHUNKS, STEP, READ = 4096, 128, 64, 16
@@ -61,6 +63,7 @@ def _end_expert(
 def _align(
     ids, rows, place, experts, ends, pairs, block_m, LANES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    follow()
     expert = tl.program_id(0)
     lane, step = tl.arange(0, LANES), tl.arange(0, CHUNK)
     counts = tl.zeros([LANES], tl.int32)
@@ -89,6 +92,7 @@ def _align(
 def _count(
     ids, counts, pairs, chunk_size, LANES: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
+    follow()
     chunk = tl.program_id(0)
     lane = tl.arange(0, LANES)
     found = tl.zeros([LANES], tl.int32)
@@ -105,6 +109,7 @@ def _place(
     ids, counts, rows, place, experts, ends, pairs, chunks, chunk_size, count, block_m,
     LANES: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
+    follow()
     chunk = tl.program_id(0)
     lane = tl.arange(0, LANES)
     every = tl.zeros([READ, LANES], tl.int32)
@@ -156,15 +161,18 @@ def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> A
         size = STEP * triton.cdiv(pairs, STEP * CHUNKS)
         chunks = triton.cdiv(pairs, size)
         counts = torch.empty(chunks, lanes, dtype=torch.int32, device=where)
-        _count[(chunks,)](experts, counts, pairs, size, LANES=lanes, STEP=STEP)
+        _count[(chunks,)](
+            experts, counts, pairs, size, LANES=lanes, STEP=STEP, launch_pdl=overlapping()
+        )
         _place[(max(chunks, count),)](
             experts, counts, rows, place, tile_experts, ends, pairs, chunks, size, count, block_m,
-            LANES=lanes, STEP=STEP, READ=READ, num_warps=8,
+            LANES=lanes, STEP=STEP, READ=READ, num_warps=8, launch_pdl=overlapping(),
         )  # fmt: skip
     else:
         few = pairs <= 512
         _align[(count,)](
             experts, rows, place, tile_experts, ends, pairs, block_m,
             LANES=lanes, CHUNK=512 if few else 2048, num_warps=4 if few else 8,
+            launch_pdl=overlapping(),
         )  # fmt: skip
     return Alignment(pairs, blocks, rows, place, tile_experts, ends)

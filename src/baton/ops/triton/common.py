@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
 
 #: Kernels run in Triton's interpreter, on a CPU (TRITON_INTERPRET=1).
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@cache
+def overlapping() -> bool:
+    """Whether kernels are launched with `launch_pdl`: a kernel's programs take their places while
+    those of the one ahead still run (CUDA's programmatic dependent launch, from Hopper on)."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+@triton.jit
+def follow():
+    """Behind this, all results of the kernel ahead are there, and the kernel behind may come up.
+
+    A kernel launched with `launch_pdl` calls it before it reads or writes what other kernels
+    write or read. What only ever is read, weights, may be read before. So may the results of
+    kernels before the one ahead: that one has waited for them before it let this one come up.
+    """
+    if not INTERPRETED and cuda_capability_geq(9, 0):
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
@@ -81,6 +82,7 @@ def _decode_gqa_kernel(
     g = tl.arange(0, G_PAD)
     d = tl.arange(0, D_PAD)
     mask = (g < G)[:, None] & (d < D)[None, :]
+    follow()
     if STATIC > 0:
         # The baseline: STATIC equal pieces of every (sequence, head); one unit is one piece.
         unit = tl.program_id(0)
@@ -203,6 +205,7 @@ def decode_gqa(
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=config.stages,
         STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
+        launch_pdl=overlapping(),
     )  # fmt: skip
     combine(space, shares, out, lse, group, static)
     return out, lse

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
 from baton.ops.triton.decode_gqa import pages_of
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
@@ -33,6 +34,7 @@ def _decode_mla_kernel(
     n = tl.arange(0, TILE)
     c = tl.arange(0, L_PAD)
     e = tl.arange(0, ROPE_PAD)
+    follow()
     unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
     while unit < stop:
         b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
@@ -178,7 +180,7 @@ def decode_mla(
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=config.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=config.swap,
-        num_warps=config.warps,
+        num_warps=config.warps, launch_pdl=overlapping(),
     )  # fmt: skip
     combine(space, shares, out, lse, config.rows, 0)
     return out, lse

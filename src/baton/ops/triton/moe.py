@@ -24,7 +24,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from baton.ops.triton.align import Alignment, align
-from baton.ops.triton.common import dot
+from baton.ops.triton.common import dot, follow, overlapping
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
 #: Up to this many (token, routed expert) pairs each gets a tile of its own: no alignment launch,
@@ -102,19 +102,23 @@ def _grouped_gemm(
     block = start + pid % per_group % height
     column = pid % per_group // height * BN
     lane, first = tl.arange(0, BM), block * BM
+    if GATED:
+        follow()  # else who is where was known when the kernel ahead, the first GEMM, began
     if DIRECT:
         tokens = pairs // top_k
         common = block - tokens * routed
         leader = block // routed * top_k + block % routed
         leader = tl.where(common < 0, leader, routed + common)
-        expert = tl.load(experts + leader).to(tl.int32)
+        expert = tl.load(experts + leader, cache_modifier=".cg").to(tl.int32)
         pair = tl.where(lane < tl.where(common < 0, 1, tokens), leader + lane * top_k, pairs)
     else:
-        if first >= tl.load(ends + count - 1):
+        if first >= tl.load(ends + count - 1, cache_modifier=".cg"):
             return
-        expert = tl.load(experts + block)
-        pair = tl.load(rows + first + lane)
+        expert = tl.load(experts + block, cache_modifier=".cg")
+        pair = tl.load(rows + first + lane, cache_modifier=".cg")
     weight_row = expert * ((2 if GATED else 1) * N) + column
+    if not GATED:
+        follow()
     if HALF and tl.load(rows + first + BM // 2) >= pairs:
         some = tl.load(rows + first + tl.arange(0, BM // 2))
         _tile(x, a, w, out, some, pairs, top_k, first, weight_row, column, x_stride,
@@ -131,6 +135,7 @@ def _combine(
     DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """`out[t] = sum_k weights[t, k] y[place[t, k]] (+ shared[t])`."""
+    follow()
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < WIDTH
@@ -170,7 +175,7 @@ def combine(
     _combine[(tokens, triton.cdiv(width, block))](
         y, weights, place, extra, out, extra.stride(0),
         WIDTH=width, TOP_K=top_k, ROUTED=top_k - common, BLOCK=block, DIRECT_M=direct_m,
-        SHARED=shared is not None, num_warps=4,
+        SHARED=shared is not None, num_warps=4, launch_pdl=overlapping(),
     )  # fmt: skip
     return out
 
@@ -196,7 +201,7 @@ def _gemm(
         experts, top_k, top_k - common, x.stride(0),
         N=width, K=inner, BM=tiles.m, BN=tiles.n, BK=tiles.k, GROUP=tiles.group,
         GATED=gated, SWAP=tiles.swap, DIRECT=direct, HALF=tiles.half,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=overlapping(),
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
+
 _TILE = 2048  # elements that a program of short rows takes
 
 
@@ -22,9 +24,10 @@ def _rms_norm(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     mask = (row < rows) & (col < DIM)
+    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
+    follow()
     value = tl.load(x + row * x_stride + col, mask=mask, other=0.0)
     dtype = value.dtype
-    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
     if ADD:
         more = tl.load(residual + row * residual_stride + col, mask=mask, other=0.0)
         value = (value.to(tl.float32) + more.to(tl.float32)).to(dtype)
@@ -52,7 +55,7 @@ def _launch(
         _rms_norm[(triton.cdiv(count, rows),)](
             flat, more, weight, out, total, count, flat.stride(0), more.stride(0), eps,
             DIM=dim, BLOCK=block, ROWS=rows, ADD=residual is not None,
-            num_warps=min(16, max(1, block * rows // 512)),
+            num_warps=min(16, max(1, block * rows // 512)), launch_pdl=overlapping(),
         )  # fmt: skip
     return out, total
 

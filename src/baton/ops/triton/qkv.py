@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
+
 _TILE_HEADS = 16
 
 
@@ -111,6 +113,7 @@ def _gqa(
     BLOCK: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,
     PAGE: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
+    follow()
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     lane = tl.arange(0, HEADS)[:, None]
@@ -194,7 +197,7 @@ def gqa_heads(
         Q=heads, KV=kv_heads, DIM=dim, SIDE=side, BLOCK=triton.next_power_of_2(side),
         REST=triton.next_power_of_2(max(1, dim - 2 * side)), WIDE=triton.next_power_of_2(dim),
         HEADS=tile, PAGE=key.shape[1], INTERLEAVED=interleaved, NORM=norms is not None,
-        num_warps=4,
+        num_warps=4, launch_pdl=overlapping(),
     )  # fmt: skip
     return q, k, v
 
@@ -206,6 +209,7 @@ def _mla(
     RANK: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr,
     PAGE: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
+    follow()
     if tl.program_id(1) > 0:
         _turn(q, cos, sin, tokens, q_stride, HEADS, NOPE, SIDE, BLOCK, TILE, TOKENS, INTERLEAVED)
     else:
@@ -296,6 +300,7 @@ def mla_heads(
         HEADS=heads, NOPE=width - 2 * side, SIDE=side, BLOCK=triton.next_power_of_2(side),
         RANK=rank, WIDE=triton.next_power_of_2(rank), TILE=tile, TOKENS=many,
         PAGE=pages.shape[1], INTERLEAVED=interleaved, num_warps=4,
+        launch_pdl=overlapping(),
     )  # fmt: skip
     return q, kv
 

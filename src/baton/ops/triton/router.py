@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from baton.config.model import MoEConfig
-from baton.ops.triton.common import dot
+from baton.ops.triton.common import dot, follow, overlapping
 
 _LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf become this
 _SMS = 132
@@ -43,6 +43,7 @@ def _gate(
     live_e, live_t = expert < E, token < tokens
     source_w = w + expert[:, None] * H + kk[None, :]
     source_x = x + token[:, None] * x_stride + kk[None, :]
+    follow()
     acc = tl.zeros([BE, BT], tl.float32)
     for k in range(part * share, part * share + share, BK):
         inside = (kk + k < H)[None, :]
@@ -76,7 +77,7 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         inner = _INNER if block_t == 16 else 64
         _gate[grid](
             x, weight, out, tokens, share, x.stride(0), E=experts, H=hidden,
-            BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3,
+            BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3, launch_pdl=overlapping(),
         )  # fmt: skip
     return out
 
@@ -111,6 +112,7 @@ def _choose(
     lane = tl.arange(0, LANES)
     real = lane < E
     x = tl.zeros([LANES], tl.float32)
+    follow()
     for part in tl.static_range(PARTS):
         row = logits + part * part_stride.to(tl.int64) + token * stride
         x += tl.load(row + lane, mask=real & (part < parts), other=0.0)
@@ -193,6 +195,6 @@ def choose(
             SIGMOID=moe.score == "sigmoid", BIAS=bias is not None,
             NORMALISE=moe.normalise, GROUPS=moe.groups, TOP_GROUPS=moe.top_groups,
             PAIR=moe.group_score == "top2",
-            num_warps=1,
+            num_warps=1, launch_pdl=overlapping(),
         )  # fmt: skip
     return experts, weights

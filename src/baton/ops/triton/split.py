@@ -32,6 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton.common import follow, overlapping
+
 #: Programs of `combine` that are enough.
 COMBINERS = 128
 
@@ -112,6 +114,7 @@ def _combine_kernel(
     Leaves what is complete alone. `PIECES` partials are loaded at once and `STAGES` times as many
     are on their way (as asynchronous copies; plain loads would be put one behind the other to save
     registers)."""
+    follow()
     b, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     block = tl.program_id(1) * HEADS // BLOCK_HEADS
     r = head - block * BLOCK_HEADS
@@ -242,7 +245,7 @@ def combine(
         space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch,
         heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim, HEADS=together,
         COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile,
-        STATIC=static, num_warps=4,
+        STATIC=static, num_warps=4, launch_pdl=overlapping(),
     )  # fmt: skip
 
 
