@@ -1,6 +1,7 @@
 """Greedy answers of a reference model, recorded on a CPU in float32, for other devices to equal.
 
-`python tests/helpers/recall.py recall-rope` records them anew, beside the tests of models.
+`python tests/helpers/recall.py recall-rope` (tests and src on the path) records them anew, in
+`tests/models/answers/`.
 """
 
 from __future__ import annotations
