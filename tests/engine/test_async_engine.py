@@ -170,7 +170,7 @@ def test_an_unexpected_error_of_the_supervisor_is_the_end(
     async def test(engine: AsyncEngine) -> None:
         stream = await engine.submit([5, 6], LONG)
 
-        async def broken(self: EngineChild) -> None:
+        async def broken(self: EngineChild, most: int = 1) -> None:
             raise ValueError("broken on purpose")
 
         monkeypatch.setattr(EngineChild, "receive", broken)
@@ -178,6 +178,51 @@ def test_an_unexpected_error_of_the_supervisor_is_the_end(
             async for _ in stream:
                 pass
         assert engine.state == "dead"
+
+    drive(tiny("llama"), test)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_reader_that_falls_behind_gets_all_in_one_delta(
+    tiny: Callable[[str], str], n: int
+) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=3, n=n, logprobs=0)
+
+    async def test(engine: AsyncEngine) -> None:
+        prompt = [output async for output in engine.generate([5, 6], params)]
+        stream = await engine.submit([5, 6], params)
+        late = [await anext(stream)]
+        await until(lambda: not stream.answers.unfinished)
+        late += [output async for output in stream]
+        assert len(late) == 2
+        assert late[-1].finished
+        for index in range(n):
+            parts = [
+                [c for out in outputs for c in out.completions if c.index == index]
+                for outputs in (prompt, late)
+            ]
+            tokens = [[token for c in part for token in c.token_ids] for part in parts]
+            assert tokens[0] == tokens[1]
+            assert len(tokens[1]) == 60 == sum(len(c.logprobs or ()) for c in parts[1])
+            assert [part[-1].finish_reason for part in parts] == ["length", "length"]
+
+    drive(tiny("llama"), test)
+
+
+def test_what_came_before_an_error_is_read_before_it(tiny: Callable[[str], str]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        stream = await engine.submit([5, 6], LONG)
+        first = await anext(stream)
+        await until(lambda: stream._delta is not None)
+        await freeze_and_kill(engine)
+        await until(lambda: stream._error is not None)
+        behind = await anext(stream)
+        assert not behind.finished
+        assert len(first.completions[0].token_ids + behind.completions[0].token_ids) >= 2
+        with pytest.raises(Unavailable, match="SIGKILL"):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
 
     drive(tiny("llama"), test)
 

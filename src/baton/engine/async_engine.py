@@ -40,11 +40,12 @@ from baton.engine.messages import (
     AskStats,
     EngineInfo,
     Fatal,
+    FromEngine,
     Outputs,
     Rejected,
     StatsReply,
 )
-from baton.engine.output import Answers
+from baton.engine.output import Answers, join
 from baton.engine.source import find_source, tokenizer_of
 from baton.engine.threads import in_daemon_async
 from baton.models.tokenizer import Tokenizer
@@ -57,9 +58,15 @@ State = Literal["starting", "ready", "restarting", "draining", "dead"]
 MAX_RESTARTS = 3
 RESTART_WINDOW = 600.0
 
+#: Messages of the engine, each a step's outputs, that are delivered before streams go on.
+AT_ONCE = 8
+
 
 class Stream:
     """Deltas of one prompt's answers, as an async iterator; the last one has `finished` set.
+
+    What has come since its reader last looked is one delta: a server that falls behind the engine
+    sends fewer, longer pieces instead of falling behind further.
 
     Raises, while iterating: RequestFailed (this request), Unavailable (the engine process died).
     """
@@ -70,12 +77,18 @@ class Stream:
         self.request_id = answers.request_id
         self.prompt_token_ids = answers.prompt
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue: asyncio.Queue[Output | BatonError] = asyncio.Queue()
+        self._delta: Output | None = None
+        self._error: BatonError | None = None
+        self._news = asyncio.Event()
         self._ended = False
 
     def put(self, item: Output | BatonError) -> None:
         """Hand over a delta, or the error that ends the stream."""
-        self._queue.put_nowait(item)
+        if isinstance(item, BatonError):
+            self._error = item
+        else:
+            self._delta = item if self._delta is None else join(self._delta, item)
+        self._news.set()
 
     def fail(self, error: BatonError) -> None:
         """End the stream with an error, whether it has been accepted yet or not."""
@@ -90,12 +103,16 @@ class Stream:
     async def __anext__(self) -> Output:
         if self._ended:
             raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, BatonError):
+        await self._news.wait()
+        delta, self._delta = self._delta, None
+        if delta is None:
+            assert self._error is not None, "there is news"
             self._ended = True
-            raise item
-        self._ended = item.finished
-        return item
+            raise self._error
+        if self._error is None:
+            self._news.clear()
+        self._ended = delta.finished
+        return delta
 
     async def cancel(self) -> None:
         """Abort what still runs; harmless when everything has ended."""
@@ -312,20 +329,26 @@ class AsyncEngine:
     async def _deliver_until_death(self) -> str:
         """Returns how the engine process died, for people."""
         while True:
-            message = await self._child.receive()
-            if message is None or isinstance(message, Fatal):
-                how = self._child.how_it_ended() if message is None else message.message
-                return f"the engine process died ({how})"
-            if isinstance(message, Outputs):
-                aborts = [child for out in message.outputs for child in self._deliver(out)]
-                if aborts:
-                    self._child.send(Abort(aborts))
-            elif isinstance(message, Accepted | Rejected):
-                self._answer(message)
-            elif isinstance(message, StatsReply):
-                future = self._stats.get(message.number)
-                if future is not None and not future.done():
-                    future.set_result(message.stats)
+            # More than one before any stream goes on: see `Stream`.
+            messages = await self._child.receive(AT_ONCE)
+            if not messages:
+                return f"the engine process died ({self._child.how_it_ended()})"
+            for message in messages:
+                if isinstance(message, Fatal):
+                    return f"the engine process died ({message.message})"
+                self._take(message)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            aborts = [child for out in message.outputs for child in self._deliver(out)]
+            if aborts:
+                self._child.send(Abort(aborts))
+        elif isinstance(message, Accepted | Rejected):
+            self._answer(message)
+        elif isinstance(message, StatsReply):
+            future = self._stats.get(message.number)
+            if future is not None and not future.done():
+                future.set_result(message.stats)
 
     def _deliver(self, out: TokenOutput) -> list[str]:
         """Pass one output on to its stream; engine requests that are to be aborted now: those that

@@ -34,6 +34,7 @@ class EngineChild:
             socket.set_hwm(0)  # nothing accepted is dropped; admission bounds what can queue
         self._outbox.connect(f"ipc://{self._folder.name}/requests")
         self._inbox.bind(f"ipc://{self._folder.name}/outputs")
+        self._inbox_now: Any = zmq.Socket.shadow(self._inbox.underlying)
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
         self._listens = False
@@ -51,19 +52,20 @@ class EngineChild:
         Raises:
             ConfigError, ModelError, FingerprintMismatch, Unavailable: why it will not.
         """
-        message = await self.receive()
-        if isinstance(message, EngineInfo):
-            return message
-        if isinstance(message, Fatal):
-            raise message.error()
+        for message in await self.receive():
+            if isinstance(message, EngineInfo):
+                return message
+            if isinstance(message, Fatal):
+                raise message.error()
         raise Unavailable(f"the engine process ended while starting ({self.how_it_ended()})")
 
     def send(self, message: ToEngine) -> None:
         """Queue a message; never blocks."""
         self._outbox.send(self._encoder.encode(message))
 
-    async def receive(self) -> FromEngine | None:
-        """The next message; None when the process has ended and everything it said was read."""
+    async def receive(self, most: int = 1) -> list[FromEngine]:
+        """The next message and those behind it that are there already, `most` in all; none when
+        the process has ended and everything it said was read."""
         receive = asyncio.ensure_future(self._inbox.recv())
         either: set[asyncio.Future[Any]] = {receive, self._death}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -72,9 +74,12 @@ class EngineChild:
             await asyncio.wait({receive}, timeout=0.2)
         if receive.done():
             self._listens = True
-            return self._decoder.decode(receive.result())
+            found = [self._decoder.decode(receive.result())]
+            while len(found) < most and self._inbox_now.get(zmq.EVENTS) & zmq.POLLIN:
+                found.append(self._decoder.decode(self._inbox_now.recv()))
+            return found
         receive.cancel()
-        return None
+        return []
 
     def how_it_ended(self) -> str:
         """`"signal SIGKILL"` or `"exit code 1"`."""

@@ -210,16 +210,24 @@ def merge(whole: Output | None, delta: Output, sampling: SamplingParams) -> Outp
             prompt_token_ids=delta.prompt_token_ids,
             completions=empty,
         )
-    for part in delta.completions:
-        into = whole.completions[part.index]
+    return join(whole, delta)
+
+
+def join(first: Output, then: Output) -> Output:
+    """`first`, changed to hold what `then` adds to it."""
+    for part in then.completions:
+        into = next((found for found in first.completions if found.index == part.index), None)
+        if into is None:
+            first.completions.append(part)
+            continue
         into.text += part.text
         into.token_ids.extend(part.token_ids)
         into.finish_reason = part.finish_reason or into.finish_reason
         into.stop_reason = into.stop_reason if part.stop_reason is None else part.stop_reason
         if part.logprobs is not None:
             into.logprobs = (into.logprobs or []) + part.logprobs
-    whole.finished = delta.finished
-    whole.cached_tokens = delta.cached_tokens
-    whole.prompt_logprobs = whole.prompt_logprobs or delta.prompt_logprobs
-    whole.timing = delta.timing or whole.timing
-    return whole
+    first.finished = then.finished
+    first.cached_tokens = then.cached_tokens
+    first.prompt_logprobs = first.prompt_logprobs or then.prompt_logprobs
+    first.timing = then.timing or first.timing
+    return first
