@@ -1,6 +1,7 @@
 # make demo        install, serve a small model, talk to it, load it, print a table
 # make bench-demo  serve a small model and measure it under small workloads, kept in bench-demo/
 # make test        lines per package, linters, tests
+# make accuracy    270 questions to models/recall-rope, against the answers kept (3 minutes at most)
 # make serve       serve MODEL on http://127.0.0.1:8000 until Ctrl-C
 # make test-slow   tests that take minutes
 # make lint        the linters alone
@@ -19,7 +20,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo bench-demo serve test test-slow lint lines reference clean
+.PHONY: help demo bench-demo serve accuracy test test-slow lint lines reference clean
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -55,6 +56,11 @@ lint: $(STAMP)
 
 reference: $(STAMP)
 	$(BIN)/python tools/reference.py
+
+accuracy: $(STAMP)
+	$(BIN)/baton eval compare benchmarks/accuracy/recall-rope.json models/recall-rope \
+		--lengths 2K,4K,8K --contexts 1 --queries 6 --chunk 512 --text LICENSE --text-tokens 8192 \
+		--gate benchmarks/accuracy/gate.toml $(ARGS)
 
 test: lines lint
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)

@@ -77,3 +77,18 @@ def test_mistakes_are_named(
 ) -> None:
     assert run(*arguments) != 0
     assert names in capsys.readouterr().err
+
+
+def test_a_part_is_gone_on_from_and_then_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, part = tmp_path / "a.json", tmp_path / "a.json.part"
+    assert run(TINY, *SMALL, "--out", str(result)) == 0
+    assert not part.exists()
+    part.write_text("not a part\n")
+    assert run(TINY, *SMALL, "--out", str(result)) == 2
+    assert "--resume goes on with it" in capsys.readouterr().err
+    assert run(TINY, *SMALL, "--out", str(result), "--resume") == 2
+    assert "holds no answers" in capsys.readouterr().err
+    assert run(TINY, *SMALL, "--resume") == 2
+    assert "--resume needs the --out" in capsys.readouterr().err

@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 
 from baton.attention.positions.rotary import RotaryPositions
-from baton.attention.torch_backend import Chunk, TorchBackend
+from baton.attention.spec import MLASpec
+from baton.attention.torch_backend import Chunk, TorchBackend, _expand
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.engine.llm import LLM
+from baton.ops.attention import attend, merge
 from baton.ops.rope import Rotation
 
 Damage = Callable[[LLM], None]
@@ -54,26 +56,38 @@ class Rounded(View):
         return ((x - low) / step).round() * step + low
 
 
-class Swapped(View):
-    """Keys of two pages of each sequence are taken for one another's. Of MLA that is the rotated
-    part: everything else is the value as well."""
+class SwappedKeys(TorchBackend):
+    """Prefill takes keys of two pages of each sequence for one another's; values stay where they
+    are. Of MLA, whose keys and values are made from one latent, the keys that are made."""
 
-    def __init__(self, inner: KVView, first: int, second: int) -> None:
-        super().__init__(inner)
-        self.first, self.second = first, second
+    first, second = 0, 1
 
-    def gather(self, pages: torch.Tensor, out: Gathered | None = None) -> Gathered:
-        keys, values = self.inner.gather(pages, out)
-        if pages.shape[1] <= self.second:
-            return keys, values
-        column = self.shape.value_dim if self.shape.shared_value else 0
-        size = self.page_size
-        a = keys[:, :, self.first * size : (self.first + 1) * size, column:]
-        b = keys[:, :, self.second * size : (self.second + 1) * size, column:]
-        kept = a.clone()
-        a.copy_(b)
-        b.copy_(kept)
-        return keys, values
+    def prefill_mla(
+        self,
+        plan: list[Chunk],
+        view: KVView,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        up: torch.Tensor,
+    ) -> torch.Tensor:
+        spec, size, parts = self.need.spec, view.page_size, []
+        assert isinstance(spec, MLASpec)
+        for chunk in plan:
+            rows = slice(chunk.start, chunk.stop)
+            queries = q[rows].transpose(0, 1)[None]
+            keys, values = _expand(latent[rows], up, spec)
+            out, lse = attend(queries, keys, values, spec.scale, causal=True)
+            assert len(chunk.context) < 2, "pages are counted from the start of the one block"
+            for pages, length in chunk.context:
+                keys, values = _expand(self._gather(view, pages)[0][0, 0, :length], up, spec)
+                place = torch.arange(length)
+                if length >= (self.second + 1) * size:
+                    a, b = (torch.arange(size) + page * size for page in (self.first, self.second))
+                    place[a], place[b] = b, a
+                more = attend(queries, keys[:, :, place], values, spec.scale)
+                out, lse = merge(out, lse, *more)
+            parts.append(out[0].transpose(0, 1))
+        return torch.cat(parts)
 
 
 class Windowed(TorchBackend):
@@ -121,8 +135,14 @@ def rounded(bits: int) -> Damage:
 
 
 def swapped_pages(first: int, second: int) -> Damage:
-    """Keys of one page swapped with another's."""
-    return lambda llm: wrap_views(llm, lambda view: Swapped(view, first, second))
+    """Keys of one page swapped with those of another that comes later."""
+
+    def plant(llm: LLM) -> None:
+        attention = llm.core.executor.runner.model.attention
+        attention.prefill = SwappedKeys(attention.prefill.need)
+        attention.prefill.first, attention.prefill.second = first, second
+
+    return plant
 
 
 def cut_to_window(window: int, sinks: int = 4) -> Damage:

@@ -26,11 +26,10 @@ def test_pool_states() -> None:
     assert pool.take(5) is None
     pages = pool.take(3)
     assert pages == [0, 1, 2]
-    pool.hold(1)
-    assert not pool.drop(1, keep=True)
+    pool.hold([1])
+    assert not pool.drop([1], keep={1})
     assert pool.held == 3
-    assert pool.drop(0, keep=False)
-    assert not pool.drop(1, keep=True)
+    assert pool.drop([0, 1], keep={1}) == [0]
     assert (pool.held, pool.idle, pool.available) == (1, 1, 3)
     pool.check([[2]])
     assert pool.take(3) == [0, 3, 1]

@@ -125,6 +125,22 @@ def test_refusals_name_the_parameter() -> None:
     assert len(finish(scheduler)) == 5
 
 
+@pytest.mark.parametrize("place", [0, 255, 256, 300, 319])
+def test_a_wrong_id_is_found_behind_a_prefix_that_was_looked_at(place: int) -> None:
+    """What an accepted prompt begins with is not looked at again; a refused one vouches for
+    nothing."""
+    scheduler = make(page_size=4, num_pages=200, max_num_batched_tokens=512, max_model_len=512)
+    good = ask("good", 320)
+    wrong = ask("wrong", 320)
+    wrong.prompt[place] = 10**6
+    scheduler.add(good)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="token id 1000000 is outside the vocabulary"):
+            scheduler.add(wrong)
+    scheduler.add(ask("again", 320))
+    assert {output.finish_reason for output in finish(scheduler)} >= {FinishReason.LENGTH}
+
+
 def test_queue_limits_count_uncached_tokens() -> None:
     scheduler = make(max_num_queued_reqs=2, max_num_queued_tokens=50)
     scheduler.add(ask("long", 100))

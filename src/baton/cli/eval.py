@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
         "run",
         epilog=examples(
             "baton eval smollm2-135m --lengths 1K,4K --tasks single,multikey1",
-            "baton eval ./recall-512k --lengths 32K,512K --queries 80 --html 512k.html",
+            "baton eval ./recall-512k --lengths 32K,512K --out 512k.json --resume",
             "baton eval http://localhost:8000 --tokenizer ./model --lengths 8K --tasks across",
         ),
     )(with_parameters(_run, flags, engine_parameters()))
@@ -111,6 +111,12 @@ def _run(
     ],
     out_file: OutFile = None,
     html: HtmlFile = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Go on where an evaluation with the same --out was stopped.", rich_help_panel=PANEL
+        ),
+    ] = False,
     mtp: Annotated[
         bool, typer.Option(help="MTP acceptance by kind of text.", rich_help_panel=PANEL)
     ] = False,
@@ -120,6 +126,7 @@ def _run(
 
     Tasks: single, multikey1-3, multivalue, multiquery, tracking, nth, common, frequent (`ruler`);
     alias, override, chain, compare, boundary (`across` segments). Perplexity beside them.
+    With --out, answers are kept as they come, in a file `.part` beside it, for --resume.
     """
     if mtp:
         raise ConfigError(
@@ -129,10 +136,14 @@ def _run(
     from baton.evals import document, page, tables
 
     _writable(out_file, html)
-    found = _examine(model, section_of(EvalFlags, values), values)
+    if resume and out_file is None:
+        raise ConfigError("--resume needs the --out of the evaluation that was stopped")
+    part = None if out_file is None else out_file.with_name(out_file.name + ".part")
+    found = _examine(model, section_of(EvalFlags, values), values, part=part, resume=resume)
     out.print(tables.result(found), width=min(WIDTH, out.width))
-    if out_file is not None:
+    if out_file is not None and part is not None:
         document.save(found, out_file)
+        part.unlink(missing_ok=True)
     _write(html, page.result_page(found) if html is not None else "")
 
 
@@ -249,9 +260,17 @@ def _write(path: Path | None, text: str) -> None:
     errors.print(f"written to {path}", style="dim", markup=False)
 
 
-def _examine(subject: str, flags: EvalFlags, values: dict[str, Any], own: str = "") -> Document:
-    """Ask a model or a server everything."""
+def _examine(
+    subject: str,
+    flags: EvalFlags,
+    values: dict[str, Any],
+    own: str = "",
+    part: Path | None = None,
+    resume: bool = False,
+) -> Document:
+    """Ask a model or a server everything; `part` keeps what is answered already."""
     from baton.core.progress import Progress
+    from baton.evals.resume import Parts
     from baton.evals.run import run
     from baton.evals.setup import about, form_of, suite_of, texts_of
     from baton.evals.subject import Engine, Server
@@ -266,7 +285,8 @@ def _examine(subject: str, flags: EvalFlags, values: dict[str, Any], own: str = 
             form, suite = form_of(suite, flags.form, tokenizer)
             texts = texts_of(suite, flags.text, flags.text_tokens, tokenizer)
             facts: dict[str, Any] = {"name": f"{server.model} at {subject}", "url": subject}
-            return run(server, form, suite, texts, (facts, about()), show)
+            parts = Parts(part, {"subject": facts, "suite": suite.settings()}, resume)
+            return run(server, form, suite, texts, (facts, about()), show, parts)
     from baton.engine.llm import LLM
 
     options = engine_options(subject, values)
@@ -280,4 +300,5 @@ def _examine(subject: str, flags: EvalFlags, values: dict[str, Any], own: str = 
             "device": llm.config.device,
             "written": flags.write,
         }
-        return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show)
+        parts = Parts(part, {"subject": facts, "suite": suite.settings()}, resume)
+        return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show, parts)

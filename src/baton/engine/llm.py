@@ -102,10 +102,11 @@ class LLM:
                 raise RequestError(f"score needs at least {least}", param="token_ids")
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         names = [f"r{next(self._ids)}" for _ in prompts]
-        pending = [
-            Answers(name, list(ids[:-1]), sampling, None)
-            for name, (ids, _) in zip(names, prompts, strict=True)
-        ]
+        pending = []
+        for name, (ids, _) in zip(names, prompts, strict=True):
+            prompt = list(ids)  # copied once: it may be half a million tokens
+            prompt.pop()
+            pending.append(Answers(name, prompt, sampling, None))
         try:
             self._run(pending, scores=[start for _, start in prompts])
             return [torch.cat(self.core.scores[name]) for name in names]

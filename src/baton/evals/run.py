@@ -9,9 +9,10 @@ from threading import Lock
 from typing import Any
 
 from baton.core.errors import ConfigError
-from baton.evals.document import Answer, Digest, Document, Perplexity
-from baton.evals.exam import Suite
+from baton.evals.document import Digest, Document, Perplexity
+from baton.evals.exam import Exam, Suite
 from baton.evals.forms import Form
+from baton.evals.resume import Part, Parts
 from baton.evals.subject import Engine, Subject
 
 Show = Callable[[int, int, str], None]
@@ -53,11 +54,13 @@ def run(
     texts: Sequence[Text],
     facts: tuple[dict[str, Any], dict[str, Any]],
     show: Show,
+    parts: Parts | None = None,
 ) -> Document:
     """Ask everything.
 
     Args:
         facts: the document's `subject` and `about`.
+        parts: what is answered already, and where more answers are kept.
 
     Raises:
         ConfigError: a length or a text is too short or too long.
@@ -69,27 +72,45 @@ def run(
             "shorter lengths, or give --max-model-len"
         )
     losses = [perplexity(subject, text, show) for text in texts]
-    answers: list[Answer] = []
-    digest, prompts, begin = Digest(), 0, time.monotonic()
-    before, most = _computed(subject), len(suite) * suite.queries
+    parts = parts or Parts(None, {}, False)
+    digest, prompts, most = Digest(), 0, len(suite) * suite.queries
+    found: list[Part] = []
     for number, exam in enumerate(suite.exams(form)):
         digest.add(exam)
-        count = Count(number * suite.queries, most, show)
-        answers += subject.take(exam, count)
+        part = parts.find(exam)
+        if part is None:
+            part = _take(subject, exam, Count(number * suite.queries, most, show))
+            parts.add(part)
+        found.append(part)
         prompts += sum(query.at + len(query.tokens) for query in exam.queries)
     show(most, most, QUERIES)
-    after = _computed(subject)
-    seconds = time.monotonic() - begin
+    computed = [part.computed for part in found if part.computed is not None]
     return Document(
         subject=facts[0],
         about=facts[1],
         suite=suite.settings(),
         digest=digest.text(),
-        answers=answers,
+        answers=[answer for part in found for answer in part.answers],
         perplexity=losses,
-        seconds=round(seconds, 3),
+        seconds=round(sum(part.seconds for part in found), 3),
         prompts=prompts,
-        computed=None if after is None or before is None else after - before,
+        computed=sum(computed) if len(computed) == len(found) else None,
+    )
+
+
+def _take(subject: Subject, exam: Exam, count: Count) -> Part:
+    """Ask about one context."""
+    begin, before = time.monotonic(), _computed(subject)
+    answers = subject.take(exam, count)
+    after, seconds = _computed(subject), time.monotonic() - begin
+    computed = None if after is None or before is None else after - before
+    return Part(
+        task=exam.task,
+        length=exam.length,
+        number=exam.number,
+        answers=answers,
+        seconds=seconds,
+        computed=computed,
     )
 
 

@@ -66,6 +66,7 @@ class Engine:
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
         found: list[Answer] = []
+        self._fill(exam)
         for batch in self._batches(exam.queries):
             found += self._written(exam, batch) if self.write else self._scored(exam, batch)
             progress(len(batch))
@@ -78,12 +79,16 @@ class Engine:
         losses = [-position.chosen.logprob for position in known if position is not None]
         return sum(losses) / len(losses)
 
+    def _fill(self, exam: Exam) -> None:
+        """Put the context into the cache. A question that came with it could be in one chunk with
+        it, and would not read what the cache holds."""
+        longest = max(query.at for query in exam.queries)
+        self.llm.generate([exam.tokens[:longest]], SamplingParams(max_tokens=1, temperature=0.0))
+
     def _batches(self, queries: Sequence[Query]) -> Iterator[Sequence[Query]]:
-        """The first alone, which puts the context into the cache; then as many as run at once, if
-        the host can hold their prompts."""
-        yield queries[:1]
+        """As many as run at once, if the host can hold their prompts."""
         size = min(self.llm.config.max_num_seqs, max(1, HELD // queries[0].at))
-        for first in range(1, len(queries), size):
+        for first in range(0, len(queries), size):
             yield queries[first : first + size]
 
     def _written(self, exam: Exam, queries: Sequence[Query]) -> list[Answer]:
@@ -112,7 +117,11 @@ class Engine:
         return made
 
     def _scored(self, exam: Exam, queries: Sequence[Query]) -> list[Answer]:
-        asked = [(exam.tokens[: q.at] + q.tokens, q.at + q.spans[0][0] - 1) for q in queries]
+        asked = []
+        for query in queries:
+            prompt = exam.tokens[: query.at]
+            prompt += query.tokens  # in place: contexts are long
+            asked.append((prompt, query.at + query.spans[0][0] - 1))
         rows = self.llm.score_all(asked)
         return [self._judge(exam, query, r) for query, r in zip(queries, rows, strict=True)]
 

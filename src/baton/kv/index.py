@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
+from typing import cast
 
 
 class BlockIndex:
@@ -40,9 +41,17 @@ class BlockIndex:
         """Digest of a full page of `tokens` that follows `parent`."""
         return hashlib.sha256(parent + self._pack(*tokens)).digest()
 
-    def get(self, digest: bytes) -> int | None:
-        """The page with this digest, if there is one."""
-        return self._pages.get(digest)
+    @property
+    def named(self) -> KeysView[int]:
+        """Every page that has a digest, now and later."""
+        return self._digests.keys()
+
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """Pages of the leading digests that have one. A long prefix is thousands of them, so what
+        is done for each is left to the interpreter's own loops."""
+        found = list(map(self._pages.get, digests))
+        known = found.index(None) if None in found else len(found)
+        return cast(list[int], found[:known])
 
     def insert(self, digest: bytes, page: int) -> None:
         """Name `page`; a digest that is already named keeps its first page."""

@@ -61,7 +61,7 @@ class KVManager:
         self._pool = PagePool(num_pages, self._evicted)
         self._track_freed = track_freed
         self._freed: list[int] = []
-        #: tokens and chain of the sequence matched last
+        #: tokens and chain of the sequence before
         self._matched: tuple[list[int], list[bytes]] = ([], [b""])
         self.evictions = 0
 
@@ -88,33 +88,44 @@ class KVManager:
         """A sequence that holds nothing; `salt` keeps its prefixes apart from other tenants'."""
         return KVSequence([self._index.root(salt)])
 
+    def borrow(self, sequence: KVSequence, tokens: list[int]) -> int:
+        """Let a new sequence take the digests that it shares with the one before it: requests with
+        a long prefix in common often follow one another, and comparing costs less than hashing.
+
+        Returns:
+            Tokens that are hashed now: the first so many of `tokens` were in a prompt that ran.
+        """
+        other, chain = self._matched
+        self._matched = tokens, sequence.chain
+        if self.prefix_caching and len(sequence.chain) == 1 and chain[0] == sequence.chain[0]:
+            pages = min(len(chain) - 1, len(tokens) // self.page_size)
+            stride = 64 * self.page_size
+            for start in range(0, pages * self.page_size, stride):
+                if tokens[start : start + stride] != other[start : start + stride]:
+                    pages = start // self.page_size  # the few of this stride are hashed again
+                    break
+            sequence.chain.extend(chain[1 : pages + 1])
+        return (len(sequence.chain) - 1) * self.page_size
+
     def match(self, sequence: KVSequence, tokens: list[int], most: int | None = None) -> Match:
         """The longest cached prefix of `tokens`, of at most `most` of them; by default it leaves
         one token to compute. Holds nothing. Costs one hash per page the first time and one look-up
         per page after that."""
-        pages: list[int] = []
-        idle = 0
         if not self.prefix_caching:
-            return Match(pages, idle)
-        if len(sequence.chain) == 1:
-            self._borrow(sequence, tokens)
-        chain, get, is_idle = sequence.chain, self._index.get, self._pool.is_idle
-        most = len(tokens) - 1 if most is None else most
-        for number in range(most // self.page_size):
-            if number + 1 == len(chain):
-                self._extend(sequence, tokens)
-            page = get(chain[number + 1])
-            if page is None:
-                break
-            pages.append(page)
-            idle += is_idle(page)
-        return Match(pages, idle)
+            return Match([], 0)
+        self.borrow(sequence, tokens)
+        chain, most = sequence.chain, len(tokens) - 1 if most is None else most
+        full = most // self.page_size
+        pages = self._index.find(chain[1 : full + 1])
+        while len(pages) == len(chain) - 1 < full:  # all that are hashed are hits
+            self._extend(sequence, tokens)
+            pages += self._index.find(chain[-1:])
+        return Match(pages, self._pool.idle_among(pages))
 
     def hold(self, sequence: KVSequence, match: Match) -> int:
         """Let an empty sequence start with the pages of its match; tokens it need not compute."""
         assert not sequence.pages, "a sequence that holds pages cannot start from the cache"
-        for page in match.pages:
-            self._pool.hold(page)
+        self._pool.hold(match.pages)
         sequence.pages = list(match.pages)
         sequence.sealed = len(match.pages)
         return len(match.pages) * self.page_size
@@ -141,9 +152,9 @@ class KVManager:
     def release(self, sequence: KVSequence) -> None:
         """Give all pages back. The leaf end becomes idle first, so that it is evicted first and a
         parent outlives its children. No step in flight may still read or write the pages."""
-        for page in reversed(sequence.pages):
-            if self._pool.drop(page, keep=page in self._index) and self._track_freed:
-                self._freed.append(page)
+        freed = self._pool.drop(reversed(sequence.pages), keep=self._index.named)
+        if self._track_freed:
+            self._freed += freed
         sequence.pages = []
         sequence.sealed = 0
 
@@ -159,24 +170,9 @@ class KVManager:
         self._pool.check(tables)
         self._index.check()
         held = {page for table in tables for page in table}
-        alive = sum(page in held or self._pool.is_idle(page) for page in self._index)
+        alive = sum(page in held or self._pool.idle_among([page]) for page in self._index)
         assert alive == len(self._index), "a free page is indexed"
         assert self.cached <= alive, "an idle page is not indexed"
-
-    def _borrow(self, sequence: KVSequence, tokens: list[int]) -> None:
-        """Take the digests that a sequence shares with the one matched before it: requests with
-        a long prefix in common often follow one another, and comparing costs less than hashing."""
-        other, chain = self._matched
-        self._matched = tokens, sequence.chain
-        if chain[0] != sequence.chain[0]:
-            return
-        pages = min(len(chain) - 1, len(tokens) // self.page_size)
-        stride = 64 * self.page_size
-        for start in range(0, pages * self.page_size, stride):
-            if tokens[start : start + stride] != other[start : start + stride]:
-                pages = start // self.page_size  # the few of this stride are hashed again
-                break
-        sequence.chain.extend(chain[1 : pages + 1])
 
     def _extend(self, sequence: KVSequence, tokens: list[int]) -> None:
         """Hash the next page of a sequence."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 
 class PagePool:
@@ -39,9 +39,9 @@ class PagePool:
         """Pages in at least one page table."""
         return self.num_pages - self.available
 
-    def is_idle(self, page: int) -> bool:
-        """True when holding `page` would reduce `available` by one."""
-        return page in self._idle
+    def idle_among(self, pages: Iterable[int]) -> int:
+        """By how much holding all of `pages` would reduce `available`."""
+        return sum(map(self._idle.__contains__, pages))
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages with one reference each, evicting idle ones if needed; None if there are
@@ -59,22 +59,28 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def hold(self, page: int) -> None:
-        """One more reference to a held or idle page."""
-        if self._refs[page] == 0:
-            del self._idle[page]
-        self._refs[page] += 1
+    def hold(self, pages: Iterable[int]) -> None:
+        """One more reference to each of some held or idle pages."""
+        refs, idle = self._refs, self._idle
+        for page in pages:
+            if refs[page] == 0:
+                del idle[page]
+            refs[page] += 1
 
-    def drop(self, page: int, keep: bool) -> bool:
-        """One reference less. The last one makes the page idle (`keep`) or free; True if free."""
-        self._refs[page] -= 1
-        if self._refs[page] > 0:
-            return False
-        if keep:
-            self._idle[page] = None
-            return False
-        self._free.append(page)
-        return True
+    def drop(self, pages: Iterable[int], keep: Container[int]) -> list[int]:
+        """One reference less to each, in this order. The last one makes a page idle, if it is in
+        `keep`, or free; returns those that are free now."""
+        refs, idle, freed = self._refs, self._idle, []
+        for page in pages:
+            refs[page] -= 1
+            if refs[page] > 0:
+                continue
+            if page in keep:
+                idle[page] = None
+            else:
+                freed.append(page)
+        self._free += freed
+        return freed
 
     def check(self, tables: Sequence[Sequence[int]]) -> None:
         """Assert that references equal what `tables` hold and that no page is in two states."""

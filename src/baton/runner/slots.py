@@ -7,7 +7,9 @@ of an unused slot and checks that each sampled token is read by exactly one late
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from baton.core.step import Row, StepPlan
@@ -57,18 +59,16 @@ class Slots:
         for admit in plan.admit:
             self._num_pages[admit.slot] = 0
             self.computed[admit.slot] = first_start.get(admit.slot, 0)
-        slots: list[int] = []
-        columns: list[int] = []
-        pages: list[int] = []
+        added: list[np.ndarray[Any, np.dtype[np.int64]]] = []  # [3, n]: slot, column, page
         for row in plan.rows:
             if row.pages:
                 held = self._num_pages[row.slot]
-                slots += [row.slot] * len(row.pages)
-                columns += range(held, held + len(row.pages))
-                pages += row.pages
-                self._num_pages[row.slot] = held + len(row.pages)
-        if pages:
-            index = to_device(torch.tensor([slots, columns, pages]), self.pages.device)
+                self._num_pages[row.slot] = after = held + len(row.pages)
+                own = np.empty((3, len(row.pages)), np.int64)
+                own[0], own[1], own[2] = row.slot, np.arange(held, after), row.pages
+                added.append(own)
+        if added:
+            index = to_device(torch.from_numpy(np.concatenate(added, axis=1)), self.pages.device)
             self.pages[index[0], index[1]] = index[2]
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:

@@ -21,10 +21,11 @@ class Admission:
         self._config, self._kv, self._queue = config, kv, queue
         self._tokens = self._seconds = 0.0
 
-    def limit(self, request: Request) -> int:
+    def limit(self, request: Request, known: int = 0) -> int:
         """Most tokens the request may grow to, prompt included.
 
-        `max_tokens` None means: to `max_model_len`, or as far as the whole pool reaches.
+        `max_tokens` None means: to `max_model_len`, or as far as the whole pool reaches. The first
+        `known` tokens of the prompt are those of a request that was accepted: not looked at again.
 
         Raises:
             RequestError: the request could not run even alone; the message names the numbers.
@@ -40,8 +41,9 @@ class Admission:
                 code="context_length_exceeded",
             )
         vocab = self._config.model.vocab_size
-        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
-            wrong = next(token for token in request.prompt if not 0 <= token < vocab)
+        new = request.prompt[known:]
+        if new and (min(new) < 0 or max(new) >= vocab):
+            wrong = next(token for token in new if not 0 <= token < vocab)
             raise RequestError(
                 f"token id {wrong} is outside the vocabulary of {vocab}", param="prompt"
             )

@@ -172,7 +172,8 @@ class Scheduler:
         name = request.request_id
         if self._find(name) is not None:
             raise RequestError(f"request id {name!r} is in use", param="request_id")
-        limit = self._admission.limit(request)
+        tokens, kv = list(request.prompt), self.kv.open(request.cache_salt)
+        limit = self._admission.limit(request, self.kv.borrow(kv, tokens))
         sampling = request.sampling
         # Drawn even if the user gave one, so that one request's options never change another's.
         drawn = self._seeds.getrandbits(63)
@@ -180,12 +181,12 @@ class Scheduler:
         return Sequence(
             request=request,
             order=self._next_order,
-            tokens=list(request.prompt),
+            tokens=tokens,
             num_prompt=len(request.prompt),
             limit=limit,
             seed=drawn if sampling.seed is None else sampling.seed,
             stops=stops if sampling.ignore_eos else stops | self._eos,
-            kv=self.kv.open(request.cache_salt),
+            kv=kv,
             timing=Timing(arrival=request.arrival),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )
