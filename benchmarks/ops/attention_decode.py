@@ -211,6 +211,7 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
             tries += [
                 ("  no slack", replace(backend._mla, slack=-1), kept),
                 ("  slack 4", replace(backend._mla, slack=4), kept),
+                ("  4 warps", replace(backend._mla, warps=4), kept),
                 ("  swapped", SWAPPED, kept),
                 ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
                 ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), kept),
