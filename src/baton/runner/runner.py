@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import Unavailable
-from baton.core.forward import ForwardContext, Hidden, Model
+from baton.core.forward import Model
 from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
@@ -32,6 +32,7 @@ from baton.runner.sampled import Sampled
 from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
 from baton.runner.stopwatch import Stopwatch
+from baton.runner.under_way import ChunkLost, UnderWay
 
 T = TypeVar("T")
 log = get_logger("runner")
@@ -48,16 +49,6 @@ class _Launched:
     scores: dict[int, torch.Tensor] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     admitted: bool = False
-
-
-@dataclass
-class _UnderWay:
-    """A chunk between two layers, from one step to another."""
-
-    slot: int
-    inputs: StepInputs
-    context: ForwardContext
-    hidden: Hidden
 
 
 @contextmanager
@@ -106,7 +97,7 @@ class Runner:
         )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
         self.graphs: StepGraphs | None = None
-        self._under_way: _UnderWay | None = None
+        self._under_way = UnderWay(model, views, self.slots, config.page_size)
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
             # The thread count of a parallel region belongs to the thread that opens it.
@@ -214,13 +205,12 @@ class Runner:
             launched = _Launched(plan, Stopwatch(self.device))
             for slot in plan.release:
                 self.sampler.release(slot)
-                if self._under_way is not None and self._under_way.slot == slot:
-                    self._under_way = None
+                self._under_way.release(slot)
             self.slots.apply(plan)
         try:
             self._passes(launched)
         except Exception:
-            self._under_way = None
+            self._under_way.drop()
             with _vital(plan):
                 self.slots.void(plan.rows)
             raise
@@ -272,37 +262,21 @@ class Runner:
     def _deep(self, launched: _Launched, index: int, row: Row, layers: tuple[int, int]) -> None:
         """A chunk's part of this step; if it goes wrong, the other rows have run already."""
         try:
-            self._advance(launched, index, row, *layers)
+            done = self._under_way.advance(row, *layers)
+            if done is not None:
+                self._finish(launched, [index], *done)
+            return
+        except ChunkLost as error:
+            problem = str(error)
         except Exception as error:
             if self.config.tensor_parallel_size > 1:
                 raise  # the other ranks may wait for this one inside a collective
             log.exception("step %d: a chunk failed in layers %d to %d", launched.plan.step, *layers)
-            self._under_way = None
-            with _vital(launched.plan):
-                self.slots.void([row])
-            launched.errors[index] = (
-                f"the step that ran this request failed: {type(error).__name__}: {error}"
-            )
-
-    def _advance(self, launched: _Launched, index: int, row: Row, first: int, last: int) -> None:
-        """Take a chunk through layers `[first, last)`."""
-        if first == 0:
-            inputs = build_inputs([row], self.slots, self.config.page_size)
-            context = self.model.plan(inputs.batch, self.views)
-            hidden = self.model.embed(inputs.ids)
-            self._under_way = _UnderWay(row.slot, inputs, context, hidden)
-        chunk = self._under_way
-        if chunk is None or chunk.slot != row.slot:
-            launched.errors[index] = "an earlier step that computed part of this chunk failed"
+            self._under_way.drop()
+            problem = f"the step that ran this request failed: {type(error).__name__}: {error}"
+        with _vital(launched.plan):
             self.slots.void([row])
-            return
-        chunk.hidden = self.model.through(chunk.hidden, chunk.context, first, last)
-        if row.ends:
-            self._under_way = None
-            inputs = chunk.inputs
-            if row.sample:  # only now known: the rows before it did not end
-                inputs = replace(inputs, sample_rows=[0], sample_index=inputs.lengths - 1)
-            self._finish(launched, [index], inputs, self.model.finish(chunk.hidden))
+        launched.errors[index] = problem
 
     def _finish(
         self,
