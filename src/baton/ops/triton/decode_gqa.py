@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import follow, overlapping
+from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
@@ -122,7 +122,7 @@ def _decode_gqa_kernel(
             if STATIC == 0 and first == 0 and last == tiles:
                 row = b.to(tl.int64) * HK * G + head * G + g
                 tl.store(out + row[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask)
-                tl.store(lse + row, top * 0.6931471805599453, g < G)
+                tl.store(lse + row, top * LN_2, g < G)
             else:
                 if STATIC > 0:
                     slot = unit.to(tl.int64)
@@ -198,7 +198,7 @@ def decode_gqa(
     grid = batch * kv_heads * static if static else shares.programs
     _decode_gqa_kernel[(grid,)](
         q, key, value, pages, shares.lengths, shares.bounds, out, lse, space.out, space.lse,
-        batch, scale * 1.4426950408889634,
+        batch, scale * LOG2_E,
         q.stride(0), q.stride(1), key.stride(0), key.stride(2), key.stride(1),
         value.stride(0), value.stride(2), value.stride(1), pages.stride(0),
         HK=kv_heads, G=group, G_PAD=launch.rows, D=dim,

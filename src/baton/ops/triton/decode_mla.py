@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import follow, overlapping
+from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.decode_gqa import pages_of
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
@@ -102,7 +102,7 @@ def _decode_mla_kernel(
         if first == 0 and last == tiles:
             at_out = out + (b * H + head)[:, None] * L + c[None, :]
             tl.store(at_out, acc.to(out.dtype.element_ty), mask)
-            tl.store(lse + b * H + head, top * 0.6931471805599453, here)
+            tl.store(lse + b * H + head, top * LN_2, here)
         else:
             slot = (2 * tl.program_id(0) + (first == 0).to(tl.int32)).to(tl.int64)
             tl.store(part + (slot * R + r)[:, None] * L + c[None, :], acc, mask)
@@ -173,7 +173,7 @@ def decode_mla(
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
     _decode_mla_kernel[(shares.programs,)](
         q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
-        space.out, space.lse, batch, scale * 1.4426950408889634,
+        space.out, space.lse, batch, scale * LOG2_E,
         q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
         pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
         H=heads, R=launch.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
