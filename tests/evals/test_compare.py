@@ -15,8 +15,9 @@ from rich.console import Console
 
 from baton.core.errors import ConfigError
 from baton.evals import gates, page, tables
-from baton.evals.compare import bucket, compare, kl
+from baton.evals.compare import compare, kl
 from baton.evals.document import Answer, Document, Perplexity, load, save
+from baton.evals.groups import bucket
 from baton.evals.stats import design_effect, mcnemar, paired, queries_for, tango, wilson
 
 
