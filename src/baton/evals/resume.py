@@ -30,7 +30,7 @@ class Parts:
     """Answers by context: a first line that says whose they are, then a line for each context.
 
     Args:
-        path: of the file; None keeps them in memory only.
+        path: of the file; None: there is none, nothing is known and nothing is kept.
         head: subject and suite. Only answers of the same are gone on from.
         resume: go on from a file that is there.
 

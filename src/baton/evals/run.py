@@ -17,9 +17,7 @@ from baton.evals.subject import Engine, Subject
 
 Show = Callable[[int, int, str], None]
 """`show(done, total, what)`; see `core.progress`."""
-
-
-QUERIES = "queries"
+QUERIES = "queries"  #: `what` while they are asked
 
 
 @dataclass
