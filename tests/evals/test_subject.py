@@ -201,3 +201,7 @@ def test_texts_are_cut_to_what_is_wanted(llm: LLM, tmp_path: Path) -> None:
     assert texts_of(suite, [str(file)], 0, llm.tokenizer) == []
     with pytest.raises(ConfigError, match=r"none\.txt"):
         texts_of(suite, [str(tmp_path / "none.txt")], 10, llm.tokenizer)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    with pytest.raises(ConfigError, match=r"empty\.txt: the file is empty"):
+        texts_of(suite, [str(empty)], 10, llm.tokenizer)
