@@ -40,7 +40,7 @@ def widest(config: EngineConfig, held_context: float) -> Probe:
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, and
     libraries with them; a step takes up to `step`, workspaces that stay included; a chunk between
     two steps keeps `kept`; graphs take `graphs`."""
@@ -58,7 +58,9 @@ class Budget:
         return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
-def measure_budget(config: EngineConfig, model: Model, device: torch.device, step: Probe) -> Budget:
+def measure_budget(
+    config: EngineConfig, model: Model, device: torch.device, step: Probe
+) -> MemoryBudget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
     trial = replace(config, num_pages=TRIAL_PAGES)
     views = make_views(
@@ -85,7 +87,7 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device, ste
     weights = total - free - pool - (stays - before)
     # Hidden state and residual of a chunk on its way through the layers.
     kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
-    return Budget(total, allowed, weights, peak - before, kept, graphs)
+    return MemoryBudget(total, allowed, weights, peak - before, kept, graphs)
 
 
 def size_pool(
