@@ -15,6 +15,7 @@ from baton.config.engine import EngineConfig
 from baton.config.resolve import itemsize
 from baton.core.errors import ConfigError
 from baton.core.forward import Model, TensorGroup
+from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.units import format_bytes
 from baton.kv.format import bytes_per_page, make_views
@@ -37,6 +38,18 @@ def widest(config: EngineConfig, held_context: float) -> Probe:
     chunk = min(config.max_num_batched_tokens, config.max_model_len)
     most = config.max_model_len - chunk
     return Probe(1, chunk, int(min(max(LONG, held_context), most)))
+
+
+def pool_views(config: EngineConfig, model: Model, device: torch.device) -> list[KVView]:
+    """Every layer's KV pages: the pool's, and one more as scrap, for padded rows."""
+    return make_views(
+        model.kv_shapes,
+        config.num_pages + 1,
+        config.page_size,
+        config.kv_dtype,
+        config.dtype,
+        device,
+    )
 
 
 @dataclass(frozen=True)
@@ -63,9 +76,7 @@ def measure_budget(
 ) -> MemoryBudget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
     trial = replace(config, num_pages=TRIAL_PAGES)
-    views = make_views(
-        model.kv_shapes, TRIAL_PAGES + 1, config.page_size, config.kv_dtype, config.dtype, device
-    )
+    views = pool_views(trial, model, device)
     before = torch.cuda.memory_allocated(device)
     runner = Runner(trial, model, views)
     runner.precompile()
