@@ -60,10 +60,12 @@ def test_an_interrupt_waits_for_the_end_of_a_step(
         assert llm.stats().kv_pages_used == 0
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_chunk_that_fails_between_layers_fails_alone(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """One request decodes; another's chunk goes by layers beside it and breaks in the second."""
+    """One request decodes; another's chunk goes by layers beside it and breaks in the second, with
+    its next part planned already, or in the last, with a decode of it planned already."""
 
     fix_cost(monkeypatch, 2e-3)
     long = [7 + i % 90 for i in range(80)]
@@ -74,7 +76,8 @@ def test_a_chunk_that_fails_between_layers_fails_alone(
 
         def breaking(model: CausalLM, hidden: Any, context: Any, first: int, last: int) -> Any:
             nonlocal broken
-            if first == 1 and not broken:
+            wanted = last == llm.config.model.num_layers if late else first == 1
+            if first and wanted and not broken:
                 broken += 1
                 raise RuntimeError("out of something")
             return through(model, hidden, context, first, last)
