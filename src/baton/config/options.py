@@ -29,6 +29,9 @@ class ModelOptions:
     max_model_len: Annotated[int | None, "longest prompt plus output, in tokens"] = None
     seed: Annotated[int, "seed of dummy weights and of requests without one"] = 0
     skip_tokenizer_init: Annotated[bool, "serve token ids only"] = False
+    mtp: Annotated[
+        bool, "load the MTP module, to examine it (`baton eval`); steps then run eagerly"
+    ] = False
 
 
 @dataclass(frozen=True)

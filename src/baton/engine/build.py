@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -80,6 +80,10 @@ def prepare(options: EngineOptions) -> Prepared:
         parse_expected(options.expect_fingerprint)  # a wrong one shows before anything is loaded
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
+    if model.mtp:
+        if not model_config.num_mtp_layers:
+            raise ConfigError(f"--mtp: {source.path} has no MTP module")
+        model_config = replace(model_config, mtp=True)
     size = options.parallel.tensor_parallel_size
     if size < 1:
         raise ConfigError(f"--tensor-parallel-size must be at least 1, got {size}")
@@ -207,6 +211,7 @@ def build_core(
         built.fingerprint.digest.encode(),
         config.prefix_caching,
         track_freed=env.DEBUG.get(),
+        looks_ahead=config.model.mtp,
     )
     sized = prepared.config.num_pages == 0
     cost = CostModel(bytes_model(config, built.held_context, measured=sized))

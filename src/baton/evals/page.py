@@ -47,6 +47,12 @@ def result_page(document: Document) -> str:
             "<h2>Perplexity</h2>",
             table(["text", "window", "tokens", "perplexity"], rows),
         ]
+    if drafts := document.acceptance():
+        rows = [[name, f"{share:.2%}", f"{tokens:,}"] for name, share, tokens in drafts]
+        body += [
+            "<h2>Guesses of the MTP module that are the model's own</h2>",
+            table(["in", "share", "tokens"], rows),
+        ]
     summary = {"subject": document.subject, "about": document.about, "suite": document.suite}
     return _page(f"Evaluation of {document.name}", body, msgspec.json.encode(summary).decode())
 

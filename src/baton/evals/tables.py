@@ -33,6 +33,11 @@ def result(document: Document) -> RenderableType:
             numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.3f}", f"{bits:.3f}"
             made.add_row(text.text, *numbers)
         parts.append(made)
+    if drafts := document.acceptance():
+        made = _table("Guesses of the MTP module that are the model's own", "in", "share", "tokens")
+        for name, share, tokens in drafts:
+            made.add_row(name, f"{share:.1%}", f"{tokens:,}")
+        parts.append(made)
     return Stack(*parts, Text(_effort(document), style="dim"))
 
 

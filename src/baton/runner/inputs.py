@@ -83,6 +83,19 @@ def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInput
     return StepInputs(ids_t, batch, slot_t, length_t, sample_rows, sample_t)
 
 
+def following(
+    rows: Sequence[Row], inputs: StepInputs, sampled: torch.Tensor | None
+) -> torch.Tensor:
+    """The id behind each token of a pass, int64 `[T]`: in the row, known to the host, or `sampled
+    [S]` by the pass itself."""
+    found = inputs.ids.roll(-1)
+    behind = to_device(torch.tensor([max(0, row.next_token) for row in rows]), found.device)
+    if sampled is not None:
+        index = to_device(torch.tensor(inputs.sample_rows), found.device)
+        behind = behind.index_copy(0, index, sampled)
+    return found.index_copy(0, inputs.lengths.cumsum(0) - 1, behind)
+
+
 def _check(rows: Sequence[Row], starts: torch.Tensor) -> None:
     expected = [row.start for row in rows]
     if starts.tolist() != expected:

@@ -17,15 +17,15 @@ import torch
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import Unavailable
-from baton.core.forward import Model
+from baton.core.forward import ForwardContext, Model
 from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
-from baton.core.step import Admit, Row, RowResult, StepPlan, StepResult
+from baton.core.step import Admit, Row, RowResult, Scores, StepPlan, StepResult
 from baton.ops.precompile import precompiling
 from baton.runner.graphs import StepGraphs
-from baton.runner.inputs import StepInputs, build_inputs
+from baton.runner.inputs import StepInputs, build_inputs, following
 from baton.runner.probes import Probe, chunks, mixed
 from baton.runner.prompt import prompt_rows
 from baton.runner.sampled import Sampled
@@ -46,7 +46,7 @@ class _Launched:
     watch: Stopwatch
     sampled: list[tuple[list[int], Sampled]] = field(default_factory=list)
     prompt: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    scores: dict[int, torch.Tensor] = field(default_factory=dict)
+    scores: dict[int, Scores] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     admitted: bool = False
 
@@ -132,7 +132,7 @@ class Runner:
 
     def capture(self) -> None:
         """Capture decodes and short prompts as CUDA graphs."""
-        if self.device.type != "cuda" or not self.model.graphable:
+        if self.device.type != "cuda" or not self.model.graphable or self.model.drafts:
             return
         if self.slots.debug:  # its checks read the device
             return
@@ -237,7 +237,8 @@ class Runner:
             if indices and not self._replay(launched, indices):
                 inputs = build_inputs([rows[i] for i in indices], self.slots, self.config.page_size)
                 context = self.model.plan(inputs.batch, self.views)
-                self._finish(launched, indices, inputs, self.model.forward(inputs.ids, context))
+                hidden = self.model.forward(inputs.ids, context)
+                self._finish(launched, indices, inputs, context, hidden)
         for i, row in enumerate(rows):
             if row.layers is not None:
                 self._deep(launched, i, row, row.layers)
@@ -283,19 +284,25 @@ class Runner:
         launched: _Launched,
         indices: list[int],
         inputs: StepInputs,
+        context: ForwardContext,
         hidden: torch.Tensor,
     ) -> None:
         """What follows a pass: lengths move on, samples, log-probabilities of known tokens."""
         rows = [launched.plan.rows[i] for i in indices]
         self.slots.computed[inputs.slots] += inputs.lengths
         self._admit(launched)
+        tokens = None
         if inputs.sample_rows:
             logits = self.model.logits(hidden[inputs.sample_index]).float()
             slots = [rows[i].slot for i in inputs.sample_rows]
             sampled = self.sampler.sample(logits, slots)
             self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
             launched.sampled.append(([indices[i] for i in inputs.sample_rows], sampled))
-        prompt, scores = prompt_rows(rows, hidden, self.model.logits)
+            tokens = sampled.tokens
+        ahead = None
+        if self.model.drafts:  # in every pass: the module's KV must be there for later ones
+            ahead = self.model.draft(hidden, following(rows, inputs, tokens), context)
+        prompt, scores = prompt_rows(rows, hidden, ahead, self.model.logits)
         launched.prompt.update({indices[i]: found for i, found in prompt.items()})
         launched.scores.update({indices[i]: found for i, found in scores.items()})
 

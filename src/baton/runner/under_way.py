@@ -55,12 +55,14 @@ class UnderWay:
         if self._chunk is not None and self._chunk.slot == slot:
             self._chunk = None
 
-    def advance(self, row: Row, first: int, last: int) -> tuple[StepInputs, torch.Tensor] | None:
+    def advance(
+        self, row: Row, first: int, last: int
+    ) -> tuple[StepInputs, ForwardContext, torch.Tensor] | None:
         """Take the chunk of `row` through layers `[first, last)`, which begins it if `first` is 0.
 
         Returns:
-            Its inputs and final normed hidden states `[T, hidden]` when the row `ends` it, else
-            None.
+            When the row `ends` it: its inputs, its context and the final normed hidden states
+            `[T, hidden]`; else None.
 
         Raises:
             ChunkLost: it is not here to go on with.
@@ -79,4 +81,4 @@ class UnderWay:
         inputs = chunk.inputs
         if row.sample:  # only now known: the rows before it did not end
             inputs = replace(inputs, sample_rows=[0], sample_index=inputs.lengths - 1)
-        return inputs, self._model.finish(chunk.hidden)
+        return inputs, chunk.context, self._model.finish(chunk.hidden)
