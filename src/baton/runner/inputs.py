@@ -10,7 +10,7 @@ import torch
 
 from baton.core.forward import ForwardBatch
 from baton.core.step import Row
-from baton.ops.host import to_device
+from baton.ops.host import to_device, upload
 from baton.runner.slots import Slots
 
 
@@ -89,9 +89,9 @@ def following(
     """The id behind each token of a pass, int64 `[T]`: in the row, known to the host, or `sampled
     [S]` by the pass itself."""
     found = inputs.ids.roll(-1)
-    behind = to_device(torch.tensor([max(0, row.next_token) for row in rows]), found.device)
+    behind = upload([max(0, row.next_token) for row in rows], torch.int64, found.device)
     if sampled is not None:
-        index = to_device(torch.tensor(inputs.sample_rows), found.device)
+        index = upload(inputs.sample_rows, torch.int64, found.device)
         behind = behind.index_copy(0, index, sampled)
     return found.index_copy(0, inputs.lengths.cumsum(0) - 1, behind)
 
