@@ -69,13 +69,20 @@ class Ticket:
     def __init__(self, future: Future[_Launched]) -> None:
         self._future: Future[_Launched] | None = future
 
-    def wait(self, timeout: float | None = None) -> _Launched:
-        """The launched step's outputs; TimeoutError after `timeout` seconds, then ask again."""
+    def launched(self, timeout: float | None = None) -> _Launched:
+        """The step's outputs, which a GPU may still be computing. Raises what went wrong in it, and
+        TimeoutError after `timeout` seconds; then ask again."""
         if self._future is None:
             raise AssertionError("a step's result was collected twice")
-        launched = self._future.result(timeout)
+        return self._future.result(timeout)
+
+    def wait(self, timeout: float | None = None) -> tuple[_Launched, float]:
+        """As `launched`, once the device is through with this step (and not with any later one),
+        and how many seconds it took."""
+        launched = self.launched(timeout)
+        seconds = launched.watch.seconds(timeout)
         self._future = None
-        return launched
+        return launched, seconds
 
 
 class Runner:
@@ -164,8 +171,7 @@ class Runner:
             Unavailable: no later step can run either.
             Exception: what failed in the step; steps behind it can run.
         """
-        launched = ticket.wait(timeout)
-        seconds = launched.watch.seconds()  # waits for this step, and for no later one
+        launched, seconds = ticket.wait(timeout)
         results = [RowResult() for _ in launched.plan.rows]
         for rows, sampled in launched.sampled:
             for row, result in zip(rows, sampled.to_host(), strict=True):
