@@ -152,15 +152,23 @@ def divergence(pairs: Iterable[tuple[Answer, Answer]]) -> Divergence | None:
 def kl(p: dict[int, float], q: dict[int, float]) -> float:
     """KL(p || q) in nats of two distributions of which the largest log-probabilities are known.
 
-    Tokens known in both count by themselves, all others as one; merging outcomes can only make a
-    divergence smaller (Cover and Thomas, Elements of Information Theory, 2.8).
+    Tokens known in both count by themselves, those known in `p` alone as one, all others as one;
+    merging outcomes can only make a divergence smaller (Cover and Thomas, Elements of Information
+    Theory, 2.8). What `q` gives to tokens that it does not list is not known, but to none of them
+    more than to the last one that it lists, and to all of them no more than what is left; of all
+    that is possible the smallest divergence counts.
     """
     shared = p.keys() & q.keys()
     total = sum(math.exp(p[i]) * (p[i] - q[i]) for i in shared)
-    rest_p = max(0.0, 1.0 - sum(math.exp(p[i]) for i in shared))
+    own = sum(math.exp(p[i]) for i in p.keys() - q.keys())
+    rest_p = max(0.0, 1.0 - own - sum(math.exp(p[i]) for i in shared))
     rest_q = max(1e-9, 1.0 - sum(math.exp(q[i]) for i in shared))
-    if rest_p > 1e-9:
-        total += rest_p * math.log(rest_p / rest_q)
+    most = len(p.keys() - q.keys()) * math.exp(min(q.values(), default=0.0))
+    left = rest_q - sum(math.exp(q[i]) for i in q.keys() - p.keys())
+    given = min(most, left, rest_q * own / (own + rest_p)) if own > 0.0 else 0.0
+    for mass, other in ((own, given), (rest_p, rest_q - given)):
+        if mass > 1e-9:
+            total += mass * math.log(mass / max(1e-9, other))
     return max(0.0, total)
 
 
