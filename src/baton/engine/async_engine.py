@@ -101,23 +101,29 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
+        while self._delta is None and self._error is None and not self._ended:
+            self._news.clear()
+            await self._news.wait()  # of several readers, another may have taken it meanwhile
         if self._ended:
             raise StopAsyncIteration
-        await self._news.wait()
         delta, self._delta = self._delta, None
+        if delta is not None and not delta.finished:
+            return delta
+        self._end()
         if delta is None:
             assert self._error is not None, "there is news"
-            self._ended = True
             raise self._error
-        if self._error is None:
-            self._news.clear()
-        self._ended = delta.finished
         return delta
 
     async def cancel(self) -> None:
         """Abort what still runs; harmless when everything has ended."""
-        self._ended = True
+        self._end()
         self._engine.forget(self)
+
+    def _end(self) -> None:
+        """Let whoever waits for more know that there is none."""
+        self._ended = True
+        self._news.set()
 
 
 class AsyncEngine:

@@ -225,7 +225,8 @@ def join(first: Output, then: Output) -> Output:
         into.finish_reason = part.finish_reason or into.finish_reason
         into.stop_reason = into.stop_reason if part.stop_reason is None else part.stop_reason
         if part.logprobs is not None:
-            into.logprobs = (into.logprobs or []) + part.logprobs
+            into.logprobs = into.logprobs or []
+            into.logprobs.extend(part.logprobs)
     first.finished = then.finished
     first.cached_tokens = then.cached_tokens
     first.prompt_logprobs = first.prompt_logprobs or then.prompt_logprobs
