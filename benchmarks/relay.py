@@ -154,13 +154,15 @@ def measure(options: argparse.Namespace, period: float) -> dict[str, float]:
     failed = [record.error for record in run.records if record.status != "ok"]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first one: {failed[0]}")
-    tokens = sum(record.output_tokens or 0 for record in run.records)
+    counts = [(record.output_tokens or 0, record.phase) for record in run.records]
+    tokens = sum(count for count, _ in counts)
+    measured = sum(count for count, phase in counts if phase == "measure")  # warm-up comes before
     made = options.streams / period
     return {
         "streams": options.streams,
         "engine_tokens_per_s": round(made),
-        "client_tokens_per_s": round(tokens / run.seconds),
-        "share": round(tokens / run.seconds / made, 3),
+        "client_tokens_per_s": round(measured / run.seconds),
+        "share": round(measured / run.seconds / made, 3),
         "cpu_us_per_token": round(spent / tokens * 1e6, 1),
     }
 
