@@ -379,6 +379,32 @@ def test_request_ids_are_checked(tiny: Callable[[str], str]) -> None:
     drive(tiny("llama"), test)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_id_that_comes_again_is_another_request(
+    tiny: Callable[[str], str], n: int
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, n=n)
+    long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True, n=n)
+
+    async def test(engine: AsyncEngine) -> None:
+        whole = await read(engine)
+        for _ in range(10):
+            old = await engine.submit([9, 8], long, request_id="a")
+            await anext(old)
+            await old.cancel()
+            stream = await engine.submit([5, 6, 7], params, request_id="a")
+            await old.cancel()  # harmless, as it says
+            with pytest.raises(RequestError, match="in use"):
+                await engine.submit([5], SHORT, request_id="a")
+            outputs = [output async for output in stream]
+            assert {output.request_id for output in outputs} == {"a"}
+            for index in range(n):
+                parts = [c for out in outputs for c in out.completions if c.index == index]
+                assert [token for c in parts for token in c.token_ids] == whole
+
+    drive(tiny("llama"), test)
+
+
 def test_death_of_a_rank_is_noticed_when_idle(tiny: Callable[[str], str]) -> None:
     async def test(engine: AsyncEngine) -> None:
         first = engine.pid
