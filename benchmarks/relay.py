@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import math
 import os
 import random
 import sys
@@ -99,9 +100,11 @@ def main() -> None:
     """Measure each period and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder with a config.json and a tokenizer")
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--osl", type=int, default=256, help="tokens of each stream")
-    parser.add_argument("--period", default="0.0167,0.01", help="seconds of a step, several")
+    parser.add_argument("--streams", type=_count, default=256)
+    parser.add_argument("--osl", type=_count, default=256, help="tokens of each stream")
+    parser.add_argument(
+        "--period", type=_seconds, default="0.0167,0.01", help="seconds of a step, several"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--port", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
@@ -109,12 +112,32 @@ def main() -> None:
     if options.serve:
         serve(options)
         return
+    if options.out and not os.access(options.out.parent, os.W_OK):
+        parser.error(f"--out: cannot write to the folder {options.out.parent}")
     rows = []
-    for period in map(float, options.period.split(",")):
+    for period in options.period:
         rows.append(measure(options, period))
         print(json.dumps(rows[-1]), flush=True)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _count(text: str) -> int:
+    """At least 1; argparse names what is not."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> list[float]:
+    """Several, above zero."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < seconds < math.inf for seconds in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of seconds such as 0.0167,0.01")
+    return found
 
 
 def measure(options: argparse.Namespace, period: float) -> dict[str, float]:
@@ -147,7 +170,7 @@ def serve(options: argparse.Namespace) -> None:
     from baton.engine import async_engine
 
     def paced(_: EngineOptions) -> PacedEngine:
-        return PacedEngine(float(options.period))
+        return PacedEngine(options.period[0])
 
     async_engine.EngineChild = paced  # type: ignore[assignment,misc]
     sys.argv = ["baton", "serve", options.model, "--port", options.port]

@@ -21,6 +21,9 @@ START = ("start to first token (s)", "110 to 220", "20")
 
 
 Documents = list[dict[str, Any]]
+#: what the page takes from a result
+PARTS = {"commit", "config", "decode", "device", "failed", "fingerprint", "method", "model"}
+PARTS |= {"skipped", "start", "ttft", "versions", "when"}
 
 
 def load(folder: Path) -> dict[tuple[str, str], Documents]:
@@ -32,19 +35,33 @@ def load(folder: Path) -> dict[tuple[str, str], Documents]:
     """
     found: dict[tuple[str, str], Documents] = {}
     for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("kind") != "baton bench engine" or document.get("schema") != 1:
-            raise ValueError(f"{path.name}: not a result of `baton bench engine`")
-        model, variant = path.stem.split(".")[:2]
-        if document["model"]["name"] != model:
-            raise ValueError(f"{path.name}: measured on {document['model']['name']}")
-        dtypes = {document["config"]["dtype"], document["config"]["kv_dtype"]}
-        if variant == "bf16" and dtypes != {"bfloat16"}:
-            raise ValueError(f"{path.name}: measured with {sorted(dtypes)}")
-        found.setdefault((model, variant), []).append(document)
+        model, _, rest = path.stem.partition(".")
+        variant = rest.partition(".")[0]
+        found.setdefault((model, variant), []).append(_read(path, model, variant))
     for documents in found.values():
         documents.sort(key=lambda document: str(document["when"]), reverse=True)
     return found
+
+
+def _read(path: Path, model: str, variant: str) -> dict[str, Any]:
+    """One result; see `load`."""
+    if not variant:
+        raise ValueError(f"{path.name}: the name is to be MODEL.VARIANT.json")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: no JSON: {error}") from None
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind != "baton bench engine" or document.get("schema") != 1:
+        raise ValueError(f"{path.name}: not a result of `baton bench engine`")
+    if missing := sorted(PARTS - document.keys()):
+        raise ValueError(f"{path.name}: has no {', '.join(missing)}")
+    if document["model"]["name"] != model:
+        raise ValueError(f"{path.name}: measured on {document['model']['name']}")
+    dtypes = {document["config"]["dtype"], document["config"]["kv_dtype"]}
+    if (variant == "bf16") != (dtypes == {"bfloat16"}):
+        raise ValueError(f"{path.name}: measured with {', '.join(sorted(dtypes))}")
+    return document
 
 
 def render(targets: list[dict[str, Any]], results: dict[tuple[str, str], Documents]) -> str:

@@ -65,6 +65,9 @@ def test_a_model_is_examined_and_compared_with_itself(
     [
         ([TINY, "--tasks", "nonsense"], "nonsense"),
         ([TINY, "--out", "no/such/folder/a.json"], "no/such/folder"),
+        ([TINY, "--out", TINY], "there is a folder of that name"),
+        ([TINY, "--html", ""], "there is a folder of that name"),
+        (["compare", TINY, "--keep", __file__], "there is a file of that name"),
         ([TINY, "--lengths", "many"], "--lengths many"),
         (["compare", TINY, "--b", "--no-such-flag 1"], "no-such-flag"),
         (["compare", TINY, "--gate", "absent.toml"], "absent.toml"),
@@ -89,5 +92,8 @@ def test_a_part_is_gone_on_from_and_then_removed(
     assert "--resume goes on with it" in capsys.readouterr().err
     assert run(TINY, *SMALL, "--out", str(result), "--resume") == 2
     assert "holds no answers" in capsys.readouterr().err
+    part.unlink()
+    assert run(TINY, *SMALL, "--out", str(result), "--resume") == 2
+    assert "nothing to --resume" in capsys.readouterr().err
     assert run(TINY, *SMALL, "--resume") == 2
     assert "--resume needs the --out" in capsys.readouterr().err

@@ -227,6 +227,60 @@ def test_what_came_before_an_error_is_read_before_it(tiny: Callable[[str], str])
     drive(tiny("llama"), test)
 
 
+def test_readers_that_share_a_stream_get_each_delta_once_and_all_end(
+    tiny: Callable[[str], str],
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+    async def test(engine: AsyncEngine) -> None:
+        whole = await read(engine, params)
+        stream = await engine.submit([5, 6, 7], params)
+
+        async def share() -> list[Output]:
+            return [output async for output in stream]
+
+        shares = await asyncio.gather(*(share() for _ in range(3)))
+        outputs = [output for outputs in shares for output in outputs]
+        tokens = [token for output in outputs for token in output.completions[0].token_ids]
+        assert sorted(tokens) == sorted(whole)
+        assert sum(output.finished for output in outputs) == 1
+
+    drive(tiny("llama"), test)
+
+
+def test_a_reader_that_waits_hears_of_a_cancellation(tiny: Callable[[str], str]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        stream = await engine.submit([5, 6], LONG)
+        os.kill(engine.pid, signal.SIGSTOP)  # soon nothing more comes
+        reading = asyncio.ensure_future(anext(stream, None))
+        while (await asyncio.wait({reading}, timeout=0.2))[0]:
+            reading = asyncio.ensure_future(anext(stream, None))
+        await stream.cancel()
+        assert await asyncio.wait_for(reading, 5) is None
+        os.kill(engine.pid, signal.SIGCONT)
+
+    drive(tiny("llama"), test)
+
+
+def test_a_delta_is_not_lost_to_a_cancelled_reader(tiny: Callable[[str], str]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+    async def test(engine: AsyncEngine) -> None:
+        whole = await read(engine, params)
+        stream, tokens = await engine.submit([5, 6, 7], params), list[int]()
+        while len(tokens) < 100:
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.0005)
+            if reading.done() or not reading.cancel():
+                tokens += reading.result().completions[0].token_ids
+            else:
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+        assert tokens == whole
+
+    drive(tiny("llama"), test)
+
+
 def test_one_bad_output_fails_one_stream(tiny: Callable[[str], str]) -> None:
     async def test(engine: AsyncEngine) -> None:
         bad, good = [
@@ -321,6 +375,32 @@ def test_request_ids_are_checked(tiny: Callable[[str], str]) -> None:
             await engine.submit([5] * 1024, SHORT)
         await stream.cancel()
         assert len(await read(engine)) == 3
+
+    drive(tiny("llama"), test)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_id_that_comes_again_is_another_request(
+    tiny: Callable[[str], str], n: int
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, n=n)
+    long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True, n=n)
+
+    async def test(engine: AsyncEngine) -> None:
+        whole = await read(engine)
+        for _ in range(10):
+            old = await engine.submit([9, 8], long, request_id="a")
+            await anext(old)
+            await old.cancel()
+            stream = await engine.submit([5, 6, 7], params, request_id="a")
+            await old.cancel()  # harmless, as it says
+            with pytest.raises(RequestError, match="in use"):
+                await engine.submit([5], SHORT, request_id="a")
+            outputs = [output async for output in stream]
+            assert {output.request_id for output in outputs} == {"a"}
+            for index in range(n):
+                parts = [c for out in outputs for c in out.completions if c.index == index]
+                assert [token for c in parts for token in c.token_ids] == whole
 
     drive(tiny("llama"), test)
 

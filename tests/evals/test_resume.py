@@ -12,7 +12,7 @@ from baton.core.errors import ConfigError
 from baton.evals.document import Answer, Document
 from baton.evals.exam import Exam, Suite
 from baton.evals.marks import Marks
-from baton.evals.resume import Parts
+from baton.evals.resume import Parts, part_of
 from baton.evals.run import run
 from baton.evals.subject import Progress, answer_to
 
@@ -40,8 +40,9 @@ class Stopping:
 
 def examine(subject: Stopping, path: Path | None, suite: Suite = SUITE, **how: Any) -> Document:
     head = {"subject": FACTS[0], "suite": suite.settings()}
-    parts = Parts(path, head | how.pop("head", {}), how.pop("resume", False))
-    return run(subject, Marks(16, 0), suite, [], FACTS, lambda *_: None, parts)
+    parts = Parts(path, head | how.get("head", {}))
+    form = how.get("form") or Marks(16, 0)
+    return run(subject, form, suite, [], FACTS, lambda *_: None, parts)
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"task":"nth","length":12'])
@@ -53,30 +54,76 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, torn: bytes) -> None:
     with path.open("ab") as file:
         file.write(torn)  # as a machine that loses power leaves it
     with pytest.raises(KeyboardInterrupt):
-        examine(Stopping(2), path, resume=True)
+        examine(Stopping(2), path)
     rest = Stopping()
-    found = examine(rest, path, resume=True)
+    found = examine(rest, path)
     assert len(rest.asked) == 8 - 3 - 2
     assert found.answers == whole.answers
     assert (found.digest, found.prompts) == (whole.digest, whole.prompts)
     nothing = Stopping(0)
-    assert examine(nothing, path, resume=True).answers == whole.answers
+    assert examine(nothing, path).answers == whole.answers
 
 
 def test_only_the_same_evaluation_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "x.json.part"
     examine(Stopping(), path)
     kept = path.read_bytes()
-    with pytest.raises(ConfigError, match="--resume goes on with it"):
-        examine(Stopping(), path)
     with pytest.raises(ConfigError, match="its suite is not what was asked for"):
-        examine(Stopping(), path, replace(SUITE, seed=1), resume=True)
+        examine(Stopping(), path, replace(SUITE, seed=1))
     with pytest.raises(ConfigError, match="its subject is not"):
-        examine(Stopping(), path, resume=True, head={"subject": {"name": "other"}})
+        examine(Stopping(), path, head={"subject": {"name": "other"}})
     assert path.read_bytes() == kept
-    for wrong in (b"", b"[1]\n", b"{}\n{}\n"):
+    with pytest.raises(ConfigError, match="answers to other questions"):
+        examine(Stopping(), path, form=Marks(16, 1))
+    assert path.read_bytes() == kept
+    first, second, *_ = kept.split(b"\n")
+    for wrong in (b"", b"[1]\n", b"{}\n{}\n", b"\xff\n", first + b"\n\n" + second + b"\n"):
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match="holds no answers of baton eval"):
-            examine(Stopping(), path, resume=True)
+            examine(Stopping(), path)
+    with pytest.raises(ConfigError, match="holds no answers of baton eval"):
+        examine(Stopping(), tmp_path)
     with pytest.raises(ConfigError, match="cannot write"):
         examine(Stopping(), tmp_path / "none" / "x.part")
+
+
+def test_an_evaluation_that_answered_nothing_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.json.part"
+    with pytest.raises(ConfigError, match="too short"):
+        examine(Stopping(), path, replace(SUITE, lengths=(8,)))
+    with pytest.raises(KeyboardInterrupt):
+        examine(Stopping(0), path)
+    assert not path.exists()
+
+
+def test_reading_what_is_kept_never_loses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json.part"
+    with pytest.raises(KeyboardInterrupt):
+        examine(Stopping(3), path)
+    kept = path.read_bytes()
+
+    def full(self: Path, data: bytes) -> int:
+        self.open("wb").close()
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(KeyboardInterrupt):
+        examine(Stopping(0), path)
+    assert path.read_bytes() == kept
+
+
+def test_only_what_is_not_finished_can_be_gone_on_with(tmp_path: Path) -> None:
+    out, part = tmp_path / "x.json", tmp_path / "x.json.part"
+    assert part_of(out, False) == part_of(out, True) == part
+    part.touch()
+    assert part_of(out, True) == part
+    with pytest.raises(ConfigError, match="--resume goes on with it"):
+        part_of(out, False)
+    out.touch()
+    assert part_of(out, True) == part  # stopped between writing the one and removing the other
+    part.unlink()
+    assert part_of(out, False) == part
+    with pytest.raises(ConfigError, match="is there and whole"):
+        part_of(out, True)

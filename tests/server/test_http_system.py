@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import openai
@@ -9,9 +10,13 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.request import Completion, FinishReason, Output, Timing
+from baton.core.sampling import SamplingParams
+from baton.server.generate import Job
 from baton.server.metrics import Histogram, Metrics, StreamMeter
 from baton.server.options import ServerOptions
 from baton.server.process import bind
+from baton.server.prompts import Prompt
+from baton.server.state import ServerState
 from helpers.fake_engine import FakeEngine, Script
 from helpers.serving import Running, running
 
@@ -135,7 +140,7 @@ def test_metrics() -> None:
 def test_meter_counts_tokens_of_a_delta() -> None:
     metrics = Metrics()
     meter = StreamMeter(metrics, 0.0)
-    for tokens, finish in (([1], None), ([2, 3, 4], None), ([5], FinishReason.STOP)):
+    for tokens, finish in (([1, 6], None), ([2, 3, 4], None), ([5], FinishReason.STOP)):
         completion = Completion(index=0, text="", token_ids=tokens, finish_reason=finish)
         output = Output(
             request_id="r",
@@ -145,9 +150,30 @@ def test_meter_counts_tokens_of_a_delta() -> None:
             timing=Timing(1.0, 3.0, 4.0, 5.0),
         )
         meter.update(output)
-    assert sum(metrics.between_tokens.counts) == 4
+    assert sum(metrics.between_tokens.counts) == 5
+    assert metrics.between_tokens.counts[0] >= 1, "the two that came at once"
     assert sum(metrics.per_token.counts) == 1
     assert metrics.queue.sum == 2.0
+
+
+def test_streams_of_one_request_are_read_no_faster_than_its_client_reads() -> None:
+    engine = FakeEngine()
+    state = ServerState(engine, ServerOptions())
+    job = Job(state, [Prompt([65, 66]), Prompt([67])], 1)
+
+    async def read() -> None:
+        await job.submit(engine, SamplingParams(max_tokens=50), "r", 0, "")
+        tokens, most = 0, 0
+        async for _, output in job.outputs(0.0):
+            tokens += len(output.completions[0].token_ids)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            most = max(most, engine.totals.generation_tokens - tokens)
+        assert tokens == 100
+        assert most <= 3, "deltas wait in a queue, not in their streams where they are joined"
+        await job.close()
+
+    asyncio.run(read())
 
 
 def test_histogram_bounds_are_inclusive() -> None:

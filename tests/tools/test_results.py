@@ -94,6 +94,7 @@ def test_points_that_the_newest_run_lacks_are_an_older_one_s(
         ("hy3-12l.bf16", {"kind": "x"}, "not a result"),
         ("other.bf16", {}, "measured on hy3-12l"),
         ("hy3-12l.bf16", {"config": {"dtype": "float32", "kv_dtype": "bfloat16"}}, "float32"),
+        ("hy3-12l", {}, r"MODEL\.VARIANT\.json"),
     ],
 )
 def test_results_that_are_not_what_their_name_says(
@@ -101,4 +102,21 @@ def test_results_that_are_not_what_their_name_says(
 ) -> None:
     (tmp_path / f"{name}.json").write_text(json.dumps(document(**changes)))
     with pytest.raises(ValueError, match=words):
+        tool.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "no JSON"),
+        (json.dumps(document())[:-9], "no JSON"),
+        ("[]", "not a result"),
+        (json.dumps({k: v for k, v in document().items() if k not in ("ttft", "start")}), "no st"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_named(
+    tool: ModuleType, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "hy3-12l.bf16.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"hy3-12l\.bf16\.json: .*{words}"):
         tool.load(tmp_path)

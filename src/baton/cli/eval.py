@@ -127,12 +127,14 @@ def _run(
     With --out, answers are kept as they come, in a file `.part` beside it, for --resume.
     """
     from baton.evals import document, page, tables
+    from baton.evals.resume import part_of
 
-    _writable(out_file, html)
     if resume and out_file is None:
         raise ConfigError("--resume needs the --out of the evaluation that was stopped")
-    part = None if out_file is None else out_file.with_name(out_file.name + ".part")
-    found = _examine(model, section_of(EvalFlags, values), values, part=part, resume=resume)
+    _writable(out_file, html)
+    part = None if out_file is None else part_of(out_file, resume)
+    _writable(part)
+    found = _examine(model, section_of(EvalFlags, values), values, part=part)
     out.print(tables.result(found), width=min(WIDTH, out.width))
     if out_file is not None and part is not None:
         document.save(found, out_file)
@@ -178,7 +180,7 @@ def _compare(
 
     from baton.evals import compare, document, gates, page, tables
 
-    _writable(out_file, html, keep)
+    _writable(out_file, html, folder=keep)
     bounds = None if gate is None else gates.read_gate(gate)
     flags = section_of(EvalFlags, values)
     own = _parsed(flags_a), _parsed(flags_b)  # before minutes are spent on one side
@@ -236,10 +238,15 @@ def _nothing(**values: Any) -> None:
     """A command whose flags are all there is to it."""
 
 
-def _writable(*paths: Path | None) -> None:
+def _writable(*files: Path | None, folder: Path | None = None) -> None:
     """Raises ConfigError for a path that could not be written to after minutes of work."""
-    for path in paths:
-        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+    for path in (*files, folder):
+        if path is None:
+            continue
+        if path.exists() and path.is_dir() != (path is folder):
+            kind = "file" if path is folder else "folder"
+            raise ConfigError(f"cannot write {path}: there is a {kind} of that name")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ConfigError(f"cannot write {path}: no such folder, or no right to write there")
 
 
@@ -259,7 +266,6 @@ def _examine(
     values: dict[str, Any],
     own: str = "",
     part: Path | None = None,
-    resume: bool = False,
 ) -> Document:
     """Ask a model or a server everything; `part` keeps what is answered already."""
     from baton.core.progress import Progress
@@ -278,7 +284,7 @@ def _examine(
             form, suite = form_of(suite, flags.form, tokenizer)
             texts = texts_of(suite, flags.text, flags.text_tokens, tokenizer)
             facts: dict[str, Any] = {"name": f"{server.model} at {subject}", "url": subject}
-            parts = Parts(part, {"subject": facts, "suite": suite.settings()}, resume)
+            parts = Parts(part, {"subject": facts, "suite": suite.settings()})
             return run(server, form, suite, texts, (facts, about()), show, parts)
     from baton.engine.llm import LLM
 
@@ -293,5 +299,5 @@ def _examine(
             "device": llm.config.device,
             "written": flags.write,
         }
-        parts = Parts(part, {"subject": facts, "suite": suite.settings()}, resume)
+        parts = Parts(part, {"subject": facts, "suite": suite.settings()})
         return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show, parts)

@@ -101,23 +101,29 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
+        while self._delta is None and self._error is None and not self._ended:
+            self._news.clear()
+            await self._news.wait()  # of several readers, another may have taken it meanwhile
         if self._ended:
             raise StopAsyncIteration
-        await self._news.wait()
         delta, self._delta = self._delta, None
+        if delta is not None and not delta.finished:
+            return delta
+        self._end()
         if delta is None:
             assert self._error is not None, "there is news"
-            self._ended = True
             raise self._error
-        if self._error is None:
-            self._news.clear()
-        self._ended = delta.finished
         return delta
 
     async def cancel(self) -> None:
         """Abort what still runs; harmless when everything has ended."""
-        self._ended = True
+        self._end()
         self._engine.forget(self)
+
+    def _end(self) -> None:
+        """Let whoever waits for more know that there is none."""
+        self._ended = True
+        self._news.set()
 
 
 class AsyncEngine:
@@ -132,7 +138,8 @@ class AsyncEngine:
         self.tokenizer: Tokenizer | None = None
         self.info: EngineInfo
         self._child: EngineChild
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Stream] = {}  # by the engine's names; `_named` by the callers'
+        self._named: dict[str, Stream] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count()
         self._restarts: list[float] = []
@@ -193,14 +200,13 @@ class AsyncEngine:
         """
         self._require_ready()
         name = request_id or uuid.uuid4().hex
-        make = functools.partial(
-            Answers.of, name, prompt, sampling, self.tokenizer, self.info.vocab_size
-        )
+        context = self.tokenizer, self.info.vocab_size, f"{name}/{next(self._numbers)}"
+        make = functools.partial(Answers.of, name, prompt, sampling, *context)
         answers = await asyncio.to_thread(make) if isinstance(prompt, str) else make()
         self._require_ready()
-        if self._streams.keys() & set(answers.children):
+        if name in self._named:
             raise RequestError(f"request id {name!r} is already in use", param="request_id")
-        stream = Stream(self, answers)
+        stream = self._named[name] = Stream(self, answers)
         self._streams |= dict.fromkeys(answers.children, stream)
         self._child.send(Add(answers.requests(priority=priority, cache_salt=cache_salt)))
         try:
@@ -270,11 +276,14 @@ class AsyncEngine:
     def _drop(self, stream: Stream) -> None:
         for child in stream.answers.children:
             self._streams.pop(child, None)
+        if self._named.get(stream.request_id) is stream:
+            del self._named[stream.request_id]
 
     def _fail_all(self, error: BatonError) -> None:
         for stream in set(self._streams.values()):
             stream.fail(error)
         self._streams.clear()
+        self._named.clear()
         for future in self._stats.values():
             if not future.done():
                 future.set_exception(error)
@@ -369,8 +378,8 @@ class AsyncEngine:
             return stream.answers.unfinished
         if delta is not None:
             stream.put(delta)
-        if out.request_id not in stream.answers.unfinished:
-            self._streams.pop(out.request_id, None)
+        if not stream.answers.unfinished:
+            self._drop(stream)
         aborts, stream.answers.aborts = stream.answers.aborts, []
         return aborts
 

@@ -69,20 +69,23 @@ class _Answer:
 class Answers:
     """Turns the engine's outputs for one prompt into Output deltas.
 
-    `aborts` collects engine requests that ended here (stop string) and must be aborted there.
+    engine_id: what the engine calls it, the request id unless given. The engine may still speak of
+        a request that was aborted, so a name that comes again needs another one.
+    aborts: engine requests that ended here (stop string) and must be aborted there.
     """
 
     request_id: str
     prompt: list[int]
     sampling: SamplingParams
     tokenizer: Tokenizer | None
+    engine_id: str = ""
     aborts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._answers: dict[str, _Answer] = {}
-        n = self.sampling.n
+        n, name = self.sampling.n, self.engine_id or self.request_id
         for i in range(n):
-            child = self.request_id if n == 1 else f"{self.request_id}#{i}"
+            child = name if n == 1 else f"{name}#{i}"
             detokenizer = None
             if self.tokenizer is not None:
                 detokenizer = self.tokenizer.stream(self.sampling.skip_special_tokens)
@@ -97,6 +100,7 @@ class Answers:
         sampling: SamplingParams,
         tokenizer: Tokenizer | None,
         vocab_size: int,
+        engine_id: str = "",
     ) -> Answers:
         """Answers to a prompt that is still to be encoded, and sampling still to be checked.
 
@@ -107,10 +111,10 @@ class Answers:
         if tokenizer is None and sampling.stop:
             raise RequestError("stop strings need a tokenizer", param="stop")
         if not isinstance(prompt, str):
-            return Answers(request_id, list(prompt), sampling, tokenizer)
+            return Answers(request_id, list(prompt), sampling, tokenizer, engine_id)
         if tokenizer is None:
             raise RequestError("text prompts need a tokenizer; pass token ids", param="prompt")
-        return Answers(request_id, tokenizer.encode(prompt), sampling, tokenizer)
+        return Answers(request_id, tokenizer.encode(prompt), sampling, tokenizer, engine_id)
 
     def requests(
         self, *, priority: int = 0, cache_salt: str = "", score: int = -1
@@ -225,7 +229,8 @@ def join(first: Output, then: Output) -> Output:
         into.finish_reason = part.finish_reason or into.finish_reason
         into.stop_reason = into.stop_reason if part.stop_reason is None else part.stop_reason
         if part.logprobs is not None:
-            into.logprobs = (into.logprobs or []) + part.logprobs
+            into.logprobs = into.logprobs or []
+            into.logprobs.extend(part.logprobs)
     first.finished = then.finished
     first.cached_tokens = then.cached_tokens
     first.prompt_logprobs = first.prompt_logprobs or then.prompt_logprobs

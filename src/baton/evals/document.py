@@ -122,6 +122,13 @@ class Digest:
         """In hex."""
         return self._hash.hexdigest()
 
+    @classmethod
+    def of(cls, exam: Exam) -> str:
+        """Of one exam alone, in hex."""
+        digest = cls()
+        digest.add(exam)
+        return digest.text()
+
 
 def save(document: Document, path: Path) -> None:
     """Write it.

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from baton.core.errors import ConfigError
-from baton.evals.document import Answer
+from baton.evals.document import Answer, Digest
 from baton.evals.exam import Exam
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """Answers about one context. seconds: that they took. computed: tokens, see `Document`."""
+    """Answers about one context. digest: of its exam, see `Digest`. seconds: that they took.
+    computed: tokens, see `Document`."""
 
     task: str
     length: int
     number: int
+    digest: str
     answers: list[Answer]
     seconds: float
     computed: int | None
@@ -28,58 +31,91 @@ Key = tuple[str, int, int]
 
 class Parts:
     """Answers by context: a first line that says whose they are, then a line for each context.
+    There is no file before the first context has been answered.
 
     Args:
-        path: of the file; None: there is none, nothing is known and nothing is kept.
+        path: of the file, gone on from if it is there; None keeps answers in memory only.
         head: subject and suite. Only answers of the same are gone on from.
-        resume: go on from a file that is there.
 
     Raises:
-        ConfigError: there is a file and nobody said to go on from it, or it cannot be gone on from.
+        ConfigError: it cannot be gone on from.
     """
 
-    def __init__(self, path: Path | None, head: dict[str, Any], resume: bool) -> None:
+    def __init__(self, path: Path | None, head: dict[str, Any]) -> None:
         self._path, self._parts = path, dict[Key, Part]()
-        head = msgspec.json.decode(msgspec.json.encode(head))
-        if path is None:
-            return
-        if path.exists():
-            if not resume:
-                raise ConfigError(
-                    f"{path} is of an evaluation that was stopped: --resume goes on with it; else "
-                    "remove it"
-                )
-            for part in _read(path, head):
+        self._head = msgspec.json.encode(head)
+        if path is not None and path.exists():
+            for part in _read(path, msgspec.json.decode(self._head)):
                 self._parts[part.task, part.length, part.number] = part
-        lines = [msgspec.json.encode(one) for one in (head, *self._parts.values())]
-        try:
-            path.write_bytes(b"\n".join(lines) + b"\n")  # anew: a line may have been cut short
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error}") from None
 
     def find(self, exam: Exam) -> Part | None:
-        """What is known about its context."""
-        return self._parts.get((exam.task, exam.length, exam.number))
+        """What is known about its context.
+
+        Raises:
+            ConfigError: other questions were asked about it.
+        """
+        part = self._parts.get((exam.task, exam.length, exam.number))
+        if part is None:
+            return None
+        if part.digest != Digest.of(exam) or len(part.answers) != len(exam.queries):
+            raise ConfigError(
+                f"{self._path} has answers to other questions: its {exam.task} at {exam.length} is "
+                "of another tokenizer, text or version of Baton; remove it to start anew"
+            )
+        return part
 
     def add(self, part: Part) -> None:
-        """One more context."""
-        if self._path is not None:
+        """One more context.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        if self._path is None:
+            return
+        line = msgspec.json.encode(part) + b"\n"
+        try:
             with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(part) + b"\n")
+                file.write(line if file.tell() else self._head + b"\n" + line)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._path}: {error}") from None
+
+
+def part_of(out: Path, resume: bool) -> Path:
+    """Where answers are kept until the result `out` is written.
+
+    Args:
+        resume: go on from what is there.
+
+    Raises:
+        ConfigError: something is there and nobody said to go on from it, or nothing is to go on
+            with, for the result is there.
+    """
+    path = out.with_name(out.name + ".part")
+    if path.exists() and not resume:
+        raise ConfigError(
+            f"{path} is of an evaluation that was stopped: --resume goes on with it; else remove it"
+        )
+    if resume and out.exists() and not path.exists():
+        raise ConfigError(f"{out} is there and whole: nothing to --resume; remove it to start anew")
+    return path
 
 
 def _read(path: Path, head: dict[str, Any]) -> list[Part]:
-    """Whole lines of a file that starts with `head`."""
-    first, *lines = path.read_bytes().split(b"\n")
+    """Whole lines of a file that starts with `head`; what was cut short is taken off it."""
     try:
+        first, *lines = path.read_bytes().split(b"\n")
         found = msgspec.json.decode(first, type=dict[str, Any])
         parts = [msgspec.json.decode(line, type=Part) for line in lines[:-1]]
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} holds no answers of baton eval: {error}") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{path} holds no answers of baton eval: {error}; remove it to start anew"
+        ) from None
     other = [name for name, value in head.items() if found.get(name) != value]
     if other:
         raise ConfigError(
             f"{path} is of another evaluation: its {' and '.join(other)} is not what was asked for "
             "now; remove it to start anew"
         )
+    if lines and lines[-1]:
+        os.truncate(path, path.stat().st_size - len(lines[-1]))
     return parts

@@ -70,7 +70,7 @@ def run(
             "shorter lengths, or give --max-model-len"
         )
     losses = [perplexity(subject, text, show) for text in texts]
-    parts = parts or Parts(None, {}, False)
+    parts = parts or Parts(None, {})
     digest, prompts, most = Digest(), 0, len(suite) * suite.queries
     found: list[Part] = []
     for number, exam in enumerate(suite.exams(form)):
@@ -106,6 +106,7 @@ def _take(subject: Subject, exam: Exam, count: Count) -> Part:
         task=exam.task,
         length=exam.length,
         number=exam.number,
+        digest=Digest.of(exam),
         answers=answers,
         seconds=seconds,
         computed=computed,

@@ -148,17 +148,18 @@ async def _merge(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, Output]]
             if output.finished:
                 break
         return
-    queue: asyncio.Queue[tuple[int, Output | Exception | None]] = asyncio.Queue()
+    # Of one: what comes while the reader is busy waits in its stream, where it is one delta.
+    queue: asyncio.Queue[tuple[int, Output | Exception | None]] = asyncio.Queue(1)
 
     async def pump(i: int, stream: Stream) -> None:
         try:
             async for output in stream:
-                queue.put_nowait((i, output))
+                await queue.put((i, output))
                 if output.finished:
                     break
-            queue.put_nowait((i, None))
+            await queue.put((i, None))
         except Exception as error:
-            queue.put_nowait((i, error))
+            await queue.put((i, error))
 
     pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
     try:

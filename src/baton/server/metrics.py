@@ -179,6 +179,8 @@ class StreamMeter:
                 if not self._marks:
                     metrics.first_token.observe(now - self._arrival)
                 mark = self._marks[completion.index] = [now, now, count]
+                if count > 1:  # they came at once
+                    metrics.between_tokens.observe(0.0, count - 1)
             elif count and mark is not None:
                 metrics.between_tokens.observe((now - mark[1]) / count, count)
                 mark[1] = now
