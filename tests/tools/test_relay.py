@@ -14,8 +14,9 @@ import pytest
 
 
 @pytest.fixture
-def relay() -> ModuleType:
+def relay(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "relay.py"
+    monkeypatch.syspath_prepend(path.parent)  # where the scripts find one another
     spec = importlib.util.spec_from_file_location("relay", path)
     assert spec is not None
     assert spec.loader is not None
@@ -52,19 +53,19 @@ def test_the_rate_is_of_the_tokens_that_were_timed(
     relay: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def serving(options: argparse.Namespace, period: float) -> Iterator[tuple[str, int]]:
+    def served(command: list[str]) -> Iterator[tuple[str, int]]:
         yield "http://127.0.0.1:1", 0
 
     records = [
-        SimpleNamespace(status="ok", output_tokens=20, phase=phase)
+        SimpleNamespace(status="ok", output_tokens=20, phase=phase, scheduled=0.0)
         for phase in ("warm", "measure", "measure")
     ]
     clock = iter((1.0, 1.6))
-    monkeypatch.setattr(relay, "serving", serving)
+    monkeypatch.setattr(relay, "served", served)
     monkeypatch.setattr(relay, "cpu_seconds", lambda _: next(clock))
     monkeypatch.setattr(
         relay, "run_load", lambda *_, **__: SimpleNamespace(records=records, seconds=2.0)
     )
-    found = relay.measure(argparse.Namespace(osl=20, streams=2), 0.1)
+    found = relay.measure(argparse.Namespace(model="m", osl=20, streams=2), 0.1)
     assert (found["client_tokens_per_s"], found["share"]) == (20, 1.0)
     assert found["cpu_us_per_token"] == 10000.0, "of all that were passed on, warm-up too"
