@@ -16,20 +16,16 @@ import json
 import math
 import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import msgspec
+from served import served
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
+from baton.bench.metrics import measured
 from baton.bench.record import Load
 from baton.bench.workload.shapes import fixed
 from baton.config.fingerprint import Fingerprint
@@ -109,7 +105,8 @@ def main() -> None:
     parser.add_argument(
         "--period", type=_seconds, default="0.0167,0.01", help="seconds of a step, several"
     )
-    parser.add_argument("--serve", metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--port", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.serve:
@@ -145,7 +142,8 @@ def _seconds(text: str) -> list[float]:
 
 def measure(options: argparse.Namespace, period: float) -> dict[str, float]:
     """All streams at once, to their ends."""
-    with serving(options, period) as (url, pid):
+    command = [sys.executable, __file__, options.model, "--serve", "--period", str(period)]
+    with served(command) as (url, pid):
         shape = fixed(16, options.osl, options.streams, 1)
         load = Load(kind="closed", concurrency=options.streams)
         before = cpu_seconds(pid)
@@ -154,41 +152,16 @@ def measure(options: argparse.Namespace, period: float) -> dict[str, float]:
     failed = [record.error for record in run.records if record.status != "ok"]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first one: {failed[0]}")
-    counts = [(record.output_tokens or 0, record.phase) for record in run.records]
-    tokens = sum(count for count, _ in counts)
-    measured = sum(count for count, phase in counts if phase == "measure")  # warm-up comes before
+    tokens = sum(record.output_tokens or 0 for record in measured(run))
+    passed = sum(record.output_tokens or 0 for record in run.records)  # the warm-up's, too
     made = options.streams / period
     return {
         "streams": options.streams,
         "engine_tokens_per_s": round(made),
-        "client_tokens_per_s": round(measured / run.seconds),
-        "share": round(measured / run.seconds / made, 3),
-        "cpu_us_per_token": round(spent / tokens * 1e6, 1),
+        "client_tokens_per_s": round(tokens / run.seconds),
+        "share": round(tokens / run.seconds / made, 3),
+        "cpu_us_per_token": round(spent / passed * 1e6, 1),
     }
-
-
-@contextmanager
-def serving(options: argparse.Namespace, period: float) -> Iterator[tuple[str, int]]:
-    """This script as the server, on a free port: its URL and process id."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    command = [sys.executable, __file__, options.model, "--serve", str(port)]
-    server = subprocess.Popen([*command, "--period", str(period)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            if server.poll() is not None:
-                raise SystemExit("the server ended before it was ready")
-            try:
-                if httpx.get(f"{url}/health", timeout=2.0).is_success:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        yield url, server.pid
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -200,7 +173,7 @@ def serve(options: argparse.Namespace) -> None:
         return PacedEngine(options.period[0])
 
     async_engine.EngineChild = paced  # type: ignore[assignment,misc]
-    sys.argv = ["baton", "serve", options.model, "--port", options.serve]
+    sys.argv = ["baton", "serve", options.model, "--port", options.port]
     baton()
 
 

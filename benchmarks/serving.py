@@ -12,18 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+from served import served
 
 from baton.bench.load.run import run_load
 from baton.bench.load.target import Target
@@ -51,20 +47,20 @@ def main() -> None:
     if options.offline:
         print(json.dumps(offline(options)))
         return
-    command = [sys.executable, __file__, "--offline", *sys.argv[1:]]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    again = [sys.executable, __file__, "--offline", *sys.argv[1:]]
+    done = subprocess.run(again, stdout=subprocess.PIPE, text=True, check=True)
     alone = json.loads(done.stdout.splitlines()[-1])
-    with serving(options) as url:
-        served = through_http(options, url)
+    with served(command(options)) as (url, _):
+        http = through_http(options, url)
     result = {
         "model": options.model,
         "prompt": options.prompt,
         "streams": options.streams,
         "shape": [options.isl, options.osl],
         "offline": alone,
-        "http": served,
-        "ttft_added_ms": round(served["ttft_ms"] - alone["ttft_ms"], 2),
-        "throughput_share": round(served["tokens_per_s"] / alone["tokens_per_s"], 4),
+        "http": http,
+        "ttft_added_ms": round(http["ttft_ms"] - alone["ttft_ms"], 2),
+        "throughput_share": round(http["tokens_per_s"] / alone["tokens_per_s"], 4),
     }
     print(json.dumps(result, indent=1))
     if options.out:
@@ -112,33 +108,15 @@ def offline(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-@contextmanager
-def serving(options: argparse.Namespace) -> Iterator[str]:
-    """`baton serve` on a free port."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+def command(options: argparse.Namespace) -> list[str]:
+    """`baton serve` with those options."""
     given = [
         word
         for name, value in flags(options).items()
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    command = [sys.executable, "-m", "baton.cli", "serve", options.model, "--port", str(port)]
-    server = subprocess.Popen([*command, "--no-enable-prefix-caching", *given])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            if server.poll() is not None:
-                raise SystemExit("the server ended before it was ready")
-            try:
-                if httpx.get(f"{url}/health", timeout=2.0).is_success:
-                    break
-            except httpx.HTTPError:
-                time.sleep(0.2)
-        yield url
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
+    serve = [sys.executable, "-m", "baton.cli", "serve", options.model]
+    return [*serve, "--no-enable-prefix-caching", *given]
 
 
 def through_http(options: argparse.Namespace, url: str) -> dict[str, float]:

@@ -122,7 +122,7 @@ class Run:
         print(f"going on from step {self.step}, {self.spent / 60:.1f} minutes in", flush=True)
 
     def log(self, **entry: Any) -> None:
-        """Append to the log, and say it."""
+        """Append to the log."""
         at = {"step": self.step, "stage": self.stage, "minutes": round(self.spent / 60, 2)}
         entry = {**at, "tokens": self.tokens, **entry}
         with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:

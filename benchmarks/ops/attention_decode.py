@@ -186,7 +186,7 @@ def peer_fa3_gqa(
 
 def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
     from baton.ops.triton import split
-    from baton.ops.triton.decode_mla import SWAPPED, MLAConfig
+    from baton.ops.triton.decode_mla import SWAPPED, MLALaunch
     from baton.ops.triton.decode_mla import decode_mla as kernel
     from baton.ops.triton.split import Workspace, task_map
 
@@ -206,14 +206,15 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
             2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
         ) * 1e3  # fmt: skip
         want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
-        tries: list[tuple[str, MLAConfig, int]] = [("task map", backend._mla, kept)]
+        tries: list[tuple[str, MLALaunch, int]] = [("task map", backend._mla, kept)]
         if sweep and spec.num_heads <= 16:
             tries += [
                 ("  no slack", replace(backend._mla, slack=-1), kept),
                 ("  slack 4", replace(backend._mla, slack=4), kept),
+                ("  4 warps", replace(backend._mla, warps=4), kept),
                 ("  swapped", SWAPPED, kept),
                 ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
-                ("  32x4w, 2 per SM", MLAConfig(16, 32, 4, 3, 2, slack=4), kept),
+                ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),
                 *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
             ]
         for name, config, split.COMBINERS in tries:

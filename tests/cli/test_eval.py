@@ -63,7 +63,6 @@ def test_a_model_is_examined_and_compared_with_itself(
 @pytest.mark.parametrize(
     "arguments, names",
     [
-        ([TINY, "--mtp"], "does not load MTP"),
         ([TINY, "--tasks", "nonsense"], "nonsense"),
         ([TINY, "--out", "no/such/folder/a.json"], "no/such/folder"),
         ([TINY, "--out", TINY], "there is a folder of that name"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ def ids(llm: LLM, sampling: SamplingParams = SHORT) -> list[int]:
     return llm.generate([[5, 6]], sampling)[0].completions[0].token_ids
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own answer to Ctrl-C: a shell lets what it runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_end_of_a_step(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,10 +69,12 @@ def test_an_interrupt_waits_for_the_end_of_a_step(
         assert llm.stats().kv_pages_used == 0
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_a_chunk_that_fails_between_layers_fails_alone(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """One request decodes; another's chunk goes by layers beside it and breaks in the second."""
+    """One request decodes; another's chunk goes by layers beside it and breaks in the second, with
+    its next part planned already, or in the last, with a decode of it planned already."""
 
     fix_cost(monkeypatch, 2e-3)
     long = [7 + i % 90 for i in range(80)]
@@ -74,7 +85,8 @@ def test_a_chunk_that_fails_between_layers_fails_alone(
 
         def breaking(model: CausalLM, hidden: Any, context: Any, first: int, last: int) -> Any:
             nonlocal broken
-            if first == 1 and not broken:
+            wanted = last == llm.config.model.num_layers if late else first == 1
+            if first and wanted and not broken:
                 broken += 1
                 raise RuntimeError("out of something")
             return through(model, hidden, context, first, last)

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from baton.core.errors import ConfigError
 from baton.evals import gates, page, tables
-from baton.evals.compare import bucket, compare, kl
+from baton.evals.compare import compare, kl
 from baton.evals.document import Answer, Document, Perplexity, load, save
+from baton.evals.groups import bucket
 from baton.evals.stats import design_effect, mcnemar, paired, queries_for, tango, wilson
 
 
@@ -102,6 +103,9 @@ def test_divergence_is_exact_for_what_is_known_and_never_too_large() -> None:
         assert kl(top(p, 30), top(q, 30)) == pytest.approx(truth, rel=1e-6)
         assert -1e-12 <= kl(top(p, 5), top(q, 5)) <= truth + 1e-9
         assert kl(top(p, 5), top(p, 5)) == pytest.approx(0, abs=1e-9)
+        other = np.roll(q, 12)  # the likeliest tokens are others
+        assert -1e-12 <= kl(top(p, 5), top(other, 5)) <= float((p * np.log(p / other)).sum()) + 1e-9
+    assert kl({1: 0.0}, {2: 0.0}) > 10, "no token in common is no agreement"
 
 
 def test_a_comparison_counts_pairs() -> None:

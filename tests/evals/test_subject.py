@@ -201,3 +201,35 @@ def test_texts_are_cut_to_what_is_wanted(llm: LLM, tmp_path: Path) -> None:
     assert texts_of(suite, [str(file)], 0, llm.tokenizer) == []
     with pytest.raises(ConfigError, match=r"none\.txt"):
         texts_of(suite, [str(tmp_path / "none.txt")], 10, llm.tokenizer)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    with pytest.raises(ConfigError, match=r"empty\.txt: the file is empty"):
+        texts_of(suite, [str(empty)], 10, llm.tokenizer)
+
+
+def test_an_mtp_module_changes_no_answer_and_its_guesses_are_counted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (exam,) = [one for one in SUITE.exams(FORM) if one.task == "multiquery"][:1]
+    plain = Engine(llm).take(exam, lambda _: None)
+    assert all(one.accepted is None for one in plain)
+    assert Engine(llm).accepted(exam.tokens) is None
+    with LLM(
+        TINY, dtype="float32", max_model_len=512, num_kv_pages=512, block_size=16, mtp=True
+    ) as drafting:
+        found = Engine(drafting).take(exam, lambda _: None)
+        assert [(one.hit, one.ids) for one in found] == [(one.hit, one.ids) for one in plain]
+        assert [one.loss for one in found] == pytest.approx([one.loss for one in plain], abs=1e-5)
+        for query, answer in zip(exam.queries, found, strict=True):
+            # without the cache, in one piece
+            whole = exam.tokens[: query.at] + query.tokens
+            place = [query.at + i for first, last in query.spans for i in range(first, last)]
+            scores = drafting.examine([(whole, 0)])[0]
+            best = scores.logprobs.argmax(-1)
+            assert answer.accepted == sum(int(scores.drafts[i - 2] == best[i - 1]) for i in place)
+        tokens = exam.tokens[:128]
+        scores = drafting.examine([(tokens, 0)])[0]
+        share = (scores.drafts[:-1] == scores.logprobs[1:].argmax(-1)).float().mean().item()
+        for piece in (128, 17):
+            monkeypatch.setattr("baton.evals.subject.PIECE", piece)
+            assert Engine(drafting).accepted(tokens) == pytest.approx(share)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from baton import LLM
+from baton.evals.text import prose
 from helpers.recall import RECORDS, answer, digest, folder, recorded
 
 pytestmark = [
@@ -24,8 +25,13 @@ NAMES = sorted(path.stem for path in RECORDS.glob("*.json"))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 192, "max_num_seqs": 5}, {"enforce_eager": True}],
-    ids=["graphs", "small chunks", "eager"],
+    [
+        {},
+        {"max_num_batched_tokens": 192, "max_num_seqs": 5},
+        {"enforce_eager": True},
+        {"mtp": True},
+    ],
+    ids=["graphs", "small chunks", "eager", "with MTP"],
 )
 def test_answers_equal_the_cpu_s(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -53,3 +59,19 @@ def test_answers_equal_the_cpu_s(
     print(f"{name}: {compared} of {total} tokens compared, margins moved by {max(moved):.2f} nats")
     assert not wrong, "(task, token, margin on the CPU, margin here)"
     assert compared > 0.9 * total
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_mtp_module_guesses_what_it_guesses_on_a_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_DEBUG", "0")
+    tokens = prose("evaluation", 7, 2000).tolist()
+    base = {"max_model_len": 4096, "num_kv_pages": 256, "mtp": True, "max_num_batched_tokens": 512}
+    found = []
+    for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+        with LLM(str(folder(name)), device=device, dtype=dtype, **base) as llm:
+            found.append(llm.examine([(tokens, 0)])[0].drafts[:-1])
+    share = (found[0] == found[1]).float().mean().item()
+    print(f"{name}: {share:.2%} of {len(found[0])} guesses are the same")
+    assert share > 0.97

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from baton.core.step import Row
 from baton.engine import build
-from baton.runner.runner import Runner
+from baton.runner.under_way import UnderWay
 from baton.scheduler.cost import CostModel
 
 
@@ -24,11 +25,11 @@ def fix_cost(patch: pytest.MonkeyPatch, seconds: float) -> None:
 def watch_layers(patch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """A list that grows by the layers `[first, last)` of each part of a chunk that runs."""
     parts: list[tuple[int, int]] = []
-    advance = Runner._advance
+    advance = UnderWay.advance
 
-    def watched(runner: Runner, *rest: Any) -> None:
-        parts.append(rest[2].layers)
-        advance(runner, *rest)
+    def watched(chunk: UnderWay, row: Row, first: int, last: int) -> Any:
+        parts.append((first, last))
+        return advance(chunk, row, first, last)
 
-    patch.setattr(Runner, "_advance", watched)
+    patch.setattr(UnderWay, "advance", watched)
     return parts

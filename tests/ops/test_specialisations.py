@@ -22,8 +22,8 @@ from baton.kv.format import make_views
 from baton.ops import activation, moe, norm, qkv, router
 from baton.ops.rope import Rotation
 from baton.ops.triton import sample
-from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
-from baton.ops.triton.decode_mla import decode_mla, mla_config
+from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
+from baton.ops.triton.decode_mla import decode_mla, mla_launch
 from baton.ops.triton.heads import head_products
 from baton.ops.triton.split import Workspace, task_map
 from baton.runner.graphs import batch_buckets
@@ -110,7 +110,7 @@ def test_heads_at_every_number_of_tokens(launched: set[str]) -> None:
 
 
 def test_decodes_at_every_batch(launched: set[str]) -> None:
-    mla, gqa = mla_config(16), gqa_config(8, 128)
+    mla, gqa = mla_launch(16), gqa_launch(8, 128)
     spaces = [Workspace.make(264, c.rows, d, META) for c, d in ((mla, 512), (gqa, 128))]
     key, value = (empty(9, PAGE, 8, 128) for _ in "kv")
     latents, up = empty(9, PAGE, 1, 576), empty(16, 256, 512)

@@ -13,8 +13,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
 from baton.ops.triton import merge, mla_keys, pages, split
-from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_config
-from baton.ops.triton.decode_mla import SWAPPED, MLAConfig, _decode_mla_kernel, mla_config
+from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_launch
+from baton.ops.triton.decode_mla import SWAPPED, MLALaunch, _decode_mla_kernel, mla_launch
 from helpers.sm90 import Compiled, compile_sm90
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
@@ -44,7 +44,7 @@ COMMON = {
 
 
 def gqa(group: int, heads: int, dim: int, page: int, static: int = 0) -> tuple[Compiled, int]:
-    config = gqa_config(group, dim)
+    config = gqa_launch(group, dim)
     strides = "q_row q_head k_page k_head k_token v_page v_head v_token table_row"
     args = types(strides, q="*bf16", k_pages="*bf16", v_pages="*bf16", **COMMON)
     padded = 1 << (dim - 1).bit_length()
@@ -74,10 +74,10 @@ def test_decode_gqa(group: int, heads: int, dim: int, page: int, static: int) ->
 
 @pytest.mark.parametrize(
     "heads, config",
-    [(heads, mla_config(heads)) for heads in (16, 32, 64, 128)] + [(16, SWAPPED)],
+    [(heads, mla_launch(heads)) for heads in (16, 32, 64, 128)] + [(16, SWAPPED)],
     ids=str,
 )
-def test_decode_mla(heads: int, config: MLAConfig) -> None:
+def test_decode_mla(heads: int, config: MLALaunch) -> None:
     strides = "q_row q_head rope_row rope_head k_page k_token table_row"
     args = types(strides, q="*bf16", q_rope="*bf16", k_pages="*bf16", **COMMON)
     constants = {

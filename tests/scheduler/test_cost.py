@@ -178,7 +178,7 @@ def test_a_chunk_that_takes_too_long_goes_by_layers() -> None:
 
 
 def test_one_chunk_at_a_time_goes_by_layers() -> None:
-    budget = by_time(0.1, open=True)
+    budget = by_time(0.1, under_way=True)
     assert budget.chunk(0, 200, budget.share(1, 0)) == Cut(96, 10)
     budget = by_time(0.1)
     share = budget.share(1, 0)

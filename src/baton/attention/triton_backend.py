@@ -42,18 +42,18 @@ class TritonBackend(AttentionBackend):
     graphable: ClassVar[bool] = True
 
     def __init__(self, need: AttentionNeed) -> None:
-        from baton.ops.triton.decode_gqa import gqa_config
-        from baton.ops.triton.decode_mla import mla_config
+        from baton.ops.triton.decode_gqa import gqa_launch
+        from baton.ops.triton.decode_mla import mla_launch
 
         super().__init__(need)
         spec, size = need.spec, need.dtype.itemsize
         if isinstance(spec, GQASpec):
-            self._gqa = gqa_config(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
+            self._gqa = gqa_launch(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
             self._shape = self._gqa.tile, spec.num_kv_heads
             self._space = self._gqa.rows, spec.head_dim
             residents, self._share = self._gqa.residents, (self._gqa.least, self._gqa.slack)
         else:
-            self._mla = mla_config(spec.num_heads, size)
+            self._mla = mla_launch(spec.num_heads, size)
             self._shape = self._mla.tile, -(-spec.num_heads // self._mla.rows)
             self._space = self._mla.rows, spec.latent_dim
             residents, self._share = self._mla.residents, (self._mla.least, self._mla.slack)

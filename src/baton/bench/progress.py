@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -52,12 +51,7 @@ class LoadProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def records(self, records: list[Record]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 import msgspec
@@ -53,12 +52,7 @@ class RunWriter:
     def __enter__(self) -> RunWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def lines(self, lines: bytes) -> None:

@@ -117,22 +117,15 @@ def _run(
             help="Go on where an evaluation with the same --out was stopped.", rich_help_panel=PANEL
         ),
     ] = False,
-    mtp: Annotated[
-        bool, typer.Option(help="MTP acceptance by kind of text.", rich_help_panel=PANEL)
-    ] = False,
     **values: Any,
 ) -> None:
     """Ask a model about facts in long contexts: exact match by task, length and distance.
 
     Tasks: single, multikey1-3, multivalue, multiquery, tracking, nth, common, frequent (`ruler`);
-    alias, override, chain, compare, boundary (`across` segments). Perplexity beside them.
+    alias, override, chain, compare, boundary (`across` segments). Perplexity beside them; with
+    --mtp, how often the MTP module guesses what the model says, by task and text.
     With --out, answers are kept as they come, in a file `.part` beside it, for --resume.
     """
-    if mtp:
-        raise ConfigError(
-            "MTP acceptance cannot be measured: the engine does not load MTP modules yet; a "
-            "reference model's log.jsonl has what training measured"
-        )
     from baton.evals import document, page, tables
     from baton.evals.resume import part_of
 

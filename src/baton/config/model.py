@@ -91,7 +91,8 @@ class LocalConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything the engine needs to know about a model. `moe_layers[i]` says whether layer i has
-    routed experts. `num_mtp_layers` are in the checkpoint but not loaded. `raw` is config.json."""
+    routed experts. `num_mtp_layers` are in the checkpoint; the first is loaded with `mtp`. `raw` is
+    config.json."""
 
     family: str
     vocab_size: int
@@ -108,6 +109,7 @@ class ModelConfig:
     moe: MoEConfig | None = None
     moe_layers: tuple[bool, ...] = ()
     num_mtp_layers: int = 0
+    mtp: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     softmax_scale: float = 0.0

@@ -29,6 +29,9 @@ class ModelOptions:
     max_model_len: Annotated[int | None, "longest prompt plus output, in tokens"] = None
     seed: Annotated[int, "seed of dummy weights and of requests without one"] = 0
     skip_tokenizer_init: Annotated[bool, "serve token ids only"] = False
+    mtp: Annotated[
+        bool, "load the MTP module, to examine it (`baton eval`); steps then run eagerly"
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class SchedulerOptions:
     max_num_queued_reqs: Annotated[int, "waiting requests before 429"] = 1024
     max_num_queued_tokens: Annotated[int | None, "waiting uncached prompt tokens before 429"] = None
     step_time: Annotated[
-        str, "longest step while others decode: prefill chunks are cut to fit (TPOT objective)"
+        str, "longest step while others decode, prefill beside them included (TPOT objective)"
     ] = "auto"
     step_memory: Annotated[str | None, "most transient memory of one step, for example 1GiB"] = None
     async_scheduling: Annotated[bool, "plan the next step while one runs"] = True

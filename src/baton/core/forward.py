@@ -63,7 +63,7 @@ class TensorGroup(Protocol):
 class Model(Protocol):
     """A decoder, split over a TensorGroup or not; the caller cannot tell."""
 
-    kv_shapes: list[KVShape]  # one per layer, this rank's share
+    kv_shapes: list[KVShape]  # one per layer and one for the MTP module, this rank's share
 
     @property
     def graphable(self) -> bool:
@@ -73,6 +73,10 @@ class Model(Protocol):
     @property
     def graph_prompts(self) -> bool:
         """Whether that of a single prompt can be captured as well."""
+
+    @property
+    def drafts(self) -> bool:
+        """Whether its MTP module is loaded."""
 
     def brief(self) -> Model:
         """This model with one layer of each kind only: all its kernels, in a fraction of the
@@ -95,3 +99,10 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [S, hidden] -> float32 logits [S, vocab], the whole vocabulary."""
+
+    def draft(
+        self, hidden: torch.Tensor, following: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Final hidden states [T, hidden] and the ids of the tokens behind them, int64 [T] -> the
+        MTP module's hidden states [T, hidden], whose logits are of the tokens behind those. Its KV
+        is stored."""

@@ -7,6 +7,7 @@ A plan travels to every rank as msgspec bytes; all ranks run the same plan.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ class Row(msgspec.Struct, array_like=True):
     sample: bool
     score: int = -1
     prompt_logprobs: int = -1
-    #: with prompt_logprobs/score: the id that follows the row's last token, -1 if unknown
+    #: the id that follows the row's last token, -1 if unknown
     next_token: int = -1
     layers: tuple[int, int] | None = None
     ends: bool = True
@@ -87,14 +88,23 @@ class RowResult(msgspec.Struct, array_like=True):
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Of the `n` positions of a row from `score` on: log-probabilities of the token behind each,
+    float32 `[n, vocab]`, and the MTP module's guesses at the token behind that one, int64 `[n]`, if
+    it is loaded."""
+
+    logprobs: Any
+    drafts: Any = None
+
+
 class StepResult(msgspec.Struct):
     """Results in the order of `StepPlan.rows`; `seconds` is the device time of the step.
 
-    `scores[i]` is a float32 tensor `[length - score, vocab]` for rows with `score` (in-process
-    only).
+    `scores[i]` are those of a row with `score` (in-process only).
     """
 
     step: int
     rows: list[RowResult]
     seconds: float
-    scores: dict[int, Any] = {}
+    scores: dict[int, Scores] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,9 +24,9 @@ from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
 from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
-from baton.engine.memory import size_pool, widest
+from baton.engine.memory import pool_views, size_pool, widest
 from baton.engine.source import find_source, tokenizer_of
-from baton.kv.format import bytes_per_page, make_views
+from baton.kv.format import bytes_per_page
 from baton.kv.manager import KVManager
 from baton.models import registry
 from baton.models.decoder import CausalLM
@@ -80,6 +80,10 @@ def prepare(options: EngineOptions) -> Prepared:
         parse_expected(options.expect_fingerprint)  # a wrong one shows before anything is loaded
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
+    if model.mtp:
+        if not model_config.num_mtp_layers:
+            raise ConfigError(f"--mtp: {source.path} has no MTP module")
+        model_config = replace(model_config, mtp=True)
     size = options.parallel.tensor_parallel_size
     if size < 1:
         raise ConfigError(f"--tensor-parallel-size must be at least 1, got {size}")
@@ -140,14 +144,7 @@ def build_rank(
     sized, held = config.num_pages == 0, model.attention.prefill.held_context(config.page_size)
     if sized:
         config = size_pool(config, model, device, group, widest(config, held))
-    views = make_views(
-        model.kv_shapes,
-        config.num_pages + 1,  # the last one is scrap, for padded rows
-        config.page_size,
-        config.kv_dtype,
-        config.dtype,
-        device,
-    )
+    views = pool_views(config, model, device)
     if rank == 0:
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         log.info(
@@ -214,14 +211,10 @@ def build_core(
         built.fingerprint.digest.encode(),
         config.prefix_caching,
         track_freed=env.DEBUG.get(),
+        looks_ahead=config.model.mtp,
     )
-    cost = CostModel(transient_bytes(config))
-    cost.bytes.most_context = built.held_context
-    if prepared.config.num_pages == 0:  # the pool was sized beside a measured step
-        probe = widest(config, built.held_context)
-        cost.bytes.scale = config.step_memory / cost.bytes.predict(
-            probe.chunk, probe.chunk + probe.context
-        )
+    sized = prepared.config.num_pages == 0
+    cost = CostModel(bytes_model(config, built.held_context, measured=sized))
     try:
         measure_cost(cost, config, executor)
     except BaseException:
@@ -267,6 +260,22 @@ def _features(probe: Probe) -> Features:
         return Features(tokens, 0.0, probe.seqs * probe.context, probe.seqs)
     work, behind = pairs(probe.chunk, probe.context), float(probe.context)
     return Features(tokens, probe.seqs * work, 0.0, probe.seqs, probe.seqs * behind)
+
+
+def bytes_model(config: EngineConfig, held_context: float, *, measured: bool) -> BytesModel:
+    """What steps take.
+
+    Args:
+        held_context: as in AttentionBackend.
+        measured: whether `config.step_memory` is what the widest step took, beside which the pool
+            was sized; the account is scaled to it then.
+    """
+    model = transient_bytes(config)
+    model.most_context = held_context
+    if measured:
+        probe = widest(config, held_context)
+        model.scale = config.step_memory / model.predict(probe.chunk, probe.chunk + probe.context)
+    return model
 
 
 def transient_bytes(config: EngineConfig) -> BytesModel:

@@ -6,15 +6,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import torch
-
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import BatonError, Unavailable
 from baton.core.log import get_logger
 from baton.core.request import Request, TokenOutput
 from baton.core.stats import EngineStats
-from baton.core.step import RowResult, StepPlan, StepResult
+from baton.core.step import RowResult, Scores, StepPlan, StepResult
 from baton.engine.executor import Executor
 from baton.kv.manager import KVManager
 from baton.runner.runner import Ticket
@@ -34,7 +32,7 @@ class EngineCore:
         self.config = config
         self.scheduler = scheduler
         self.executor = executor
-        self.scores: dict[str, list[torch.Tensor]] = {}
+        self.scores: dict[str, list[Scores]] = {}
         self._in_flight: deque[tuple[StepPlan, Ticket]] = deque()
         self._depth = 2 if config.async_scheduling else 1
         self._debug = env.DEBUG.get()

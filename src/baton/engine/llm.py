@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -15,6 +14,7 @@ from baton.core.errors import RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
+from baton.core.step import Scores
 from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.output import Answers, merge
 from baton.engine.threads import Interrupts
@@ -96,6 +96,12 @@ class LLM:
 
     def score_all(self, prompts: Sequence[tuple[Sequence[int], int]]) -> list[torch.Tensor]:
         """`score` of several `(token_ids, start)`, which share steps."""
+        return [scores.logprobs for scores in self.examine(prompts)]
+
+    def examine(self, prompts: Sequence[tuple[Sequence[int], int]]) -> list[Scores]:
+        """`score_all`, with the guesses of the MTP module where it is loaded: `drafts[i]` is what
+        it expects at `start + i + 2`, after the right tokens up to `start + i + 1`. The last guess
+        follows a token that the engine chose, and means nothing."""
         for ids, start in prompts:
             if start < 0 or len(ids) < start + 2:
                 least = "two tokens" if start == 0 else f"two tokens from position {start} on"
@@ -109,7 +115,7 @@ class LLM:
             pending.append(Answers(name, prompt, sampling, None))
         try:
             self._run(pending, scores=[start for _, start in prompts])
-            return [torch.cat(self.core.scores[name]) for name in names]
+            return [_whole(self.core.scores[name]) for name in names]
         finally:
             for name in names:
                 self.core.scores.pop(name, None)
@@ -127,12 +133,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(
@@ -210,6 +211,14 @@ class LLM:
         for child in answers.children:
             if child not in running:
                 owners.pop(child, None)
+
+
+def _whole(parts: list[Scores]) -> Scores:
+    """Of all chunks."""
+    logprobs = torch.cat([part.logprobs for part in parts])
+    if parts[0].drafts is None:
+        return Scores(logprobs)
+    return Scores(logprobs, torch.cat([part.drafts for part in parts]))
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

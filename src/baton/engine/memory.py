@@ -15,6 +15,7 @@ from baton.config.engine import EngineConfig
 from baton.config.resolve import itemsize
 from baton.core.errors import ConfigError
 from baton.core.forward import Model, TensorGroup
+from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.units import format_bytes
 from baton.kv.format import bytes_per_page, make_views
@@ -39,8 +40,20 @@ def widest(config: EngineConfig, held_context: float) -> Probe:
     return Probe(1, chunk, int(min(max(LONG, held_context), most)))
 
 
+def pool_views(config: EngineConfig, model: Model, device: torch.device) -> list[KVView]:
+    """Every layer's KV pages: the pool's, and one more as scrap, for padded rows."""
+    return make_views(
+        model.kv_shapes,
+        config.num_pages + 1,
+        config.page_size,
+        config.kv_dtype,
+        config.dtype,
+        device,
+    )
+
+
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Bytes on one GPU: `total`, of which `allowed` may be used; `weights` are loaded, and
     libraries with them; a step takes up to `step`, workspaces that stay included; a chunk between
     two steps keeps `kept`; graphs take `graphs`."""
@@ -58,12 +71,12 @@ class Budget:
         return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
-def measure_budget(config: EngineConfig, model: Model, device: torch.device, step: Probe) -> Budget:
+def measure_budget(
+    config: EngineConfig, model: Model, device: torch.device, step: Probe
+) -> MemoryBudget:
     """Run the widest step and capture all graphs on a small pool, and see what they take."""
     trial = replace(config, num_pages=TRIAL_PAGES)
-    views = make_views(
-        model.kv_shapes, TRIAL_PAGES + 1, config.page_size, config.kv_dtype, config.dtype, device
-    )
+    views = pool_views(trial, model, device)
     before = torch.cuda.memory_allocated(device)
     runner = Runner(trial, model, views)
     runner.precompile()
@@ -85,7 +98,7 @@ def measure_budget(config: EngineConfig, model: Model, device: torch.device, ste
     weights = total - free - pool - (stays - before)
     # Hidden state and residual of a chunk on its way through the layers.
     kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
-    return Budget(total, allowed, weights, peak - before, kept, graphs)
+    return MemoryBudget(total, allowed, weights, peak - before, kept, graphs)
 
 
 def size_pool(

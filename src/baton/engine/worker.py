@@ -63,7 +63,7 @@ def serve(runner: Runner, plans: zmq.Socket[bytes]) -> None:
         if kind == PLAN:
             plan = msgspec.msgpack.decode(payload, type=StepPlan)
             try:
-                runner.launch(plan).wait()
+                runner.launch(plan).launched()
             except Exception:
                 log.exception("step %d failed", plan.step)
                 os._exit(1)  # not SystemExit: the device thread may hang in a collective

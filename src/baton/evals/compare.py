@@ -4,15 +4,14 @@ distributions are."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.core.errors import ConfigError
 from baton.evals.document import Answer, Document
+from baton.evals.groups import bucket, kind, part, split
 from baton.evals.stats import Paired, paired, queries_for
-
-BINS = 8  #: equal parts of a context's depth
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,11 @@ class Comparison:
 
     def groups(self) -> dict[str, Group]:
         """By the name that a gate uses: "all", "task NAME", "length N", "distance N" and so on."""
-        kinds = {"task": self.tasks, "length": self.lengths, "distance": self.distances}
-        kinds["note"] = self.notes
+        named = {"task": self.tasks, "length": self.lengths, "distance": self.distances}
+        named["note"] = self.notes
         found = {"all": self.all}
-        for kind, groups in kinds.items():
-            found |= {f"{kind} {group.name}": group for group in groups}
+        for prefix, groups in named.items():
+            found |= {f"{prefix} {group.name}": group for group in groups}
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -111,13 +110,9 @@ def compare(a: Document, b: Document, resolve: float = 0.01) -> Comparison:
         raise ConfigError(f"the difference to resolve must be in (0, 1], got {resolve}")
     pairs = list(zip(a.answers, b.answers, strict=True))
 
-    def by(name: Callable[[Answer], object]) -> list[Group]:
-        split: dict[object, list[tuple[Answer, Answer]]] = {}
-        for pair in pairs:
-            key = name(pair[0])
-            if key is not None:
-                split.setdefault(key, []).append(pair)
-        return [group(str(key), part, resolve) for key, part in split.items()]
+    def by(name: Callable[[Answer], Hashable | None]) -> list[Group]:
+        found = split(pairs, lambda pair: name(pair[0]))
+        return [group(str(key), mine, resolve) for key, mine in found.items()]
 
     distances = by(lambda one: bucket(one.distance))
     return Comparison(
@@ -127,21 +122,11 @@ def compare(a: Document, b: Document, resolve: float = 0.01) -> Comparison:
         tasks=by(lambda one: one.task),
         lengths=by(lambda one: one.length),
         distances=sorted(distances, key=lambda found: int(found.name)),
-        notes=by(lambda one: f"{one.task}/{one.note}" if one.note else None),
+        notes=by(kind),
         cells=by(lambda one: f"{one.length} {part(one.depth)}"),
         texts=list(_texts(a, b)),
         resolve=resolve,
     )
-
-
-def bucket(distance: int) -> int:
-    """The power of two at or above a distance."""
-    return 1 << max(0, distance - 1).bit_length()
-
-
-def part(depth: float) -> int:
-    """Which of the `BINS` parts of a context a depth in [0, 1] lies in."""
-    return min(BINS - 1, int(depth * BINS))
 
 
 def group(name: str, pairs: list[tuple[Answer, Answer]], resolve: float) -> Group:
@@ -167,15 +152,23 @@ def divergence(pairs: Iterable[tuple[Answer, Answer]]) -> Divergence | None:
 def kl(p: dict[int, float], q: dict[int, float]) -> float:
     """KL(p || q) in nats of two distributions of which the largest log-probabilities are known.
 
-    Tokens known in both count by themselves, all others as one; merging outcomes can only make a
-    divergence smaller (Cover and Thomas, Elements of Information Theory, 2.8).
+    Tokens known in both count by themselves, those known in `p` alone as one, all others as one;
+    merging outcomes can only make a divergence smaller (Cover and Thomas, Elements of Information
+    Theory, 2.8). What `q` gives to tokens that it does not list is not known, but to none of them
+    more than to the last one that it lists, and to all of them no more than what is left; of all
+    that is possible the smallest divergence counts.
     """
     shared = p.keys() & q.keys()
     total = sum(math.exp(p[i]) * (p[i] - q[i]) for i in shared)
-    rest_p = max(0.0, 1.0 - sum(math.exp(p[i]) for i in shared))
+    own = sum(math.exp(p[i]) for i in p.keys() - q.keys())
+    rest_p = max(0.0, 1.0 - own - sum(math.exp(p[i]) for i in shared))
     rest_q = max(1e-9, 1.0 - sum(math.exp(q[i]) for i in shared))
-    if rest_p > 1e-9:
-        total += rest_p * math.log(rest_p / rest_q)
+    most = len(p.keys() - q.keys()) * math.exp(min(q.values(), default=0.0))
+    left = rest_q - sum(math.exp(q[i]) for i in q.keys() - p.keys())
+    given = min(most, left, rest_q * own / (own + rest_p)) if own > 0.0 else 0.0
+    for mass, other in ((own, given), (rest_p, rest_q - given)):
+        if mass > 1e-9:
+            total += mass * math.log(mass / max(1e-9, other))
     return max(0.0, total)
 
 

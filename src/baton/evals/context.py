@@ -78,9 +78,11 @@ def lay_out(
 class Mix:
     """What contexts of a stage of training hold.
 
-    families: family -> weight; each context takes `ask` or `copy` and up to two others.
+    families: family -> weight, of which a context draws up to three; "top" is the share of
+        contexts that hold nothing but words to count.
     alphabets: symbols in use, drawn per context.
     density: share of a context that is facts and questions, drawn log-uniformly.
+    texts: how often the text between is of each of `TEXT_KINDS`.
     """
 
     families: dict[str, float]

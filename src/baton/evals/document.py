@@ -26,6 +26,8 @@ class Answer(msgspec.Struct, kw_only=True):
     loss: nats per answer token, None where the server does not tell.
     ids, logprobs: the likeliest tokens at each answer position and their log-probabilities, after
         the right answer up to there.
+    accepted: at how many of these positions the MTP module had guessed the likeliest token, one
+        token earlier; None where none is loaded.
     """
 
     task: str
@@ -38,15 +40,19 @@ class Answer(msgspec.Struct, kw_only=True):
     loss: float | None = None
     ids: list[list[int]] = []
     logprobs: list[list[float]] = []
+    accepted: int | None = None
 
 
 class Perplexity(msgspec.Struct, kw_only=True):
-    """Of one text: mean loss in nats per token over `tokens`, in windows of `length` tokens."""
+    """Of one text: mean loss in nats per token over `tokens`, in windows of `length` tokens.
+    accepted: share of the model's likeliest tokens that its MTP module had guessed one token
+    earlier; None where none is loaded."""
 
     text: str
     length: int
     tokens: int
     loss: float
+    accepted: float | None = None
 
     @property
     def value(self) -> float:
@@ -81,6 +87,21 @@ class Document(msgspec.Struct, kw_only=True):
     def name(self) -> str:
         """The subject in a word."""
         return str(self.subject.get("name", "?"))
+
+    def acceptance(self) -> list[tuple[str, float, int]]:
+        """Where an MTP module is loaded: in each text and in the answers of each task, the share of
+        its guesses that are the model's own, and the number of tokens."""
+        found = [
+            (text.text, text.accepted, text.tokens)
+            for text in self.perplexity
+            if text.accepted is not None
+        ]
+        for task in dict.fromkeys(one.task for one in self.answers):
+            mine = [one for one in self.answers if one.task == task and one.accepted is not None]
+            tokens = sum(len(one.ids) for one in mine)
+            if tokens:
+                found.append((task, sum(one.accepted or 0 for one in mine) / tokens, tokens))
+        return found
 
 
 class Digest:

@@ -20,8 +20,6 @@ _MARK = {
     "last": vocab.LAST, "same": vocab.SAME, "top": vocab.TOP,
 }  # fmt: skip
 _PROSE = 1 << 20  # bytes made, from which contexts take their filler
-
-
 _FAMILY = 8  # keys that are alike
 
 

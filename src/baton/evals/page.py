@@ -3,14 +3,15 @@ depth as inline SVG, and the numbers as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 
 import msgspec
 
-from baton.evals.compare import BINS, Comparison, Group, bucket, part
+from baton.evals.compare import Comparison, Group
 from baton.evals.document import Answer, Document
+from baton.evals.groups import BINS, by_distance, kind, part, split
 from baton.evals.stats import wilson
 
 Cell = tuple[str, float, int] | None
@@ -20,10 +21,9 @@ Cell = tuple[str, float, int] | None
 def result_page(document: Document) -> str:
     """Of one evaluation."""
     answers = document.answers
-    tasks = list(dict.fromkeys(one.task for one in answers))
+    tasks = split(answers, lambda one: one.task)
     maps = [heat("All tasks", _lengths(answers), _cells(answers))]
-    for task in tasks if len(tasks) > 1 else []:
-        mine = [one for one in answers if one.task == task]
+    for task, mine in tasks.items() if len(tasks) > 1 else ():
         maps.append(heat(task, _lengths(mine), _cells(mine)))
     body = [
         "<h2>Exact match by length and depth</h2>",
@@ -31,20 +31,13 @@ def result_page(document: Document) -> str:
         "context. Darker is better.</p>",
         f'<div class="maps">{"".join(maps)}</div>',
         "<h2>By task</h2>",
-        _shares("task", [(t, [one for one in answers if one.task == t]) for t in tasks]),
+        _shares("task", tasks.items()),
         "<h2>By distance</h2>",
-        _shares(
-            "tokens up to",
-            [
-                (f"{d:,}", [one for one in answers if bucket(one.distance) == d])
-                for d in sorted({bucket(one.distance) for one in answers})
-            ],
-        ),
+        _shares("tokens up to", by_distance(answers)),
     ]
-    notes = dict.fromkeys(f"{one.task}/{one.note}" for one in answers if one.note)
-    if notes:
-        groups = [(n, [one for one in answers if f"{one.task}/{one.note}" == n]) for n in notes]
-        body += ["<h2>By kind</h2>", _shares("kind", groups)]
+    kinds = split(answers, kind)
+    if kinds:
+        body += ["<h2>By kind</h2>", _shares("kind", kinds.items())]
     if document.perplexity:
         rows = [
             [text.text, f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.4f}"]
@@ -53,6 +46,12 @@ def result_page(document: Document) -> str:
         body += [
             "<h2>Perplexity</h2>",
             table(["text", "window", "tokens", "perplexity"], rows),
+        ]
+    if drafts := document.acceptance():
+        rows = [[name, f"{share:.2%}", f"{tokens:,}"] for name, share, tokens in drafts]
+        body += [
+            "<h2>Guesses of the MTP module that are the model's own</h2>",
+            table(["in", "share", "tokens"], rows),
         ]
     summary = {"subject": document.subject, "about": document.about, "suite": document.suite}
     return _page(f"Evaluation of {document.name}", body, msgspec.json.encode(summary).decode())
@@ -119,12 +118,12 @@ def heat(title: str, lengths: Sequence[int], cell: Callable[[int, int], Cell]) -
             if found is None:
                 continue
             text, shade, count = found
-            kind = "bad" if shade < 0 else "good"
+            colour = "bad" if shade < 0 else "good"
             x, strong = left + wide * i, abs(shade)
             tip = f"{length:,} tokens, depth {100 * row // BINS}%: {text} of {count} queries"
             drawn.append(
                 f'<g><title>{escape(tip)}</title><rect x="{x + 1}" y="{y + 1}" width="{wide - 2}" '
-                f'height="{tall - 2}" class="{kind}" fill-opacity="{0.04 + 0.8 * strong:.3f}"/>'
+                f'height="{tall - 2}" class="{colour}" fill-opacity="{0.04 + 0.8 * strong:.3f}"/>'
                 f'<text x="{x + wide / 2}" y="{y + tall / 2 + 4}" class="mid'
                 f'{" on" if strong > 0.6 else ""}">{text}</text></g>'
             )
@@ -153,21 +152,19 @@ def _lengths(answers: Sequence[Answer]) -> list[int]:
 
 
 def _cells(answers: Sequence[Answer]) -> Callable[[int, int], Cell]:
-    hits: dict[tuple[int, int], list[bool]] = {}
-    for one in answers:
-        hits.setdefault((one.length, part(one.depth)), []).append(one.hit)
+    cells = split(answers, lambda one: (one.length, part(one.depth)))
 
     def cell(length: int, depth: int) -> Cell:
-        found = hits.get((length, depth))
-        if not found:
+        found = cells.get((length, depth))
+        if found is None:
             return None
-        share = sum(found) / len(found)
+        share = sum(one.hit for one in found) / len(found)
         return f"{share:.0%}", share, len(found)
 
     return cell
 
 
-def _shares(head: str, groups: Sequence[tuple[str, list[Answer]]]) -> str:
+def _shares(head: str, groups: Iterable[tuple[str, list[Answer]]]) -> str:
     rows = []
     for name, mine in groups:
         hits = sum(one.hit for one in mine)

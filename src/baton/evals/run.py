@@ -17,9 +17,7 @@ from baton.evals.subject import Engine, Subject
 
 Show = Callable[[int, int, str], None]
 """`show(done, total, what)`; see `core.progress`."""
-
-
-QUERIES = "queries"
+QUERIES = "queries"  #: `what` while they are asked
 
 
 @dataclass
@@ -133,12 +131,17 @@ def perplexity(subject: Subject, text: Text, show: Show) -> Perplexity:
             f"the text {text.name!r} has {len(text.tokens)} tokens, too few for a window of {size}"
         )
     loss = tokens = 0.0
+    accepted: float | None = 0.0
     for i, window in enumerate(windows):
         show(i, len(windows), f"perplexity of {text.name}")
         loss += subject.loss(window) * (len(window) - 1)
         tokens += len(window) - 1
+        share = subject.accepted(window)
+        accepted = None if accepted is None or share is None else accepted + share / len(windows)
     show(len(windows), len(windows), f"perplexity of {text.name}")
-    return Perplexity(text=text.name, length=size, tokens=int(tokens), loss=loss / tokens)
+    return Perplexity(
+        text=text.name, length=size, tokens=int(tokens), loss=loss / tokens, accepted=accepted
+    )
 
 
 def _computed(subject: Subject) -> int | None:

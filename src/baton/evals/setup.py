@@ -95,7 +95,7 @@ def texts_of(
     """The first `tokens` of each text, to be read in windows as long as the longest context.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or is empty.
     """
     if tokens < 1 or tokenizer is None:
         return []
@@ -110,6 +110,8 @@ def texts_of(
                 raise ConfigError(f"--text {name}: {error}") from None
         # no token is shorter than a byte on average, and few texts take more than 8 bytes a token
         text = raw[: 8 * tokens].decode("utf-8", errors="replace")
+        if not text:
+            raise ConfigError(f"--text {name}: the file is empty")
         ids = tokenizer.encode(text)[:tokens]
         title = f"{Path(name).name} {zlib.crc32(text.encode()):08x}"
         found.append(Text(title, ids, min(max(suite.lengths), len(ids))))

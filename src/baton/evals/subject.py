@@ -11,6 +11,7 @@ import torch
 
 from baton.core.errors import BatonError, ConfigError, RequestError
 from baton.core.sampling import SamplingParams
+from baton.core.step import Scores
 from baton.engine.llm import LLM
 from baton.evals.document import TOP, Answer
 from baton.evals.exam import Exam, Query
@@ -18,6 +19,7 @@ from baton.evals.words import Encoder
 
 STREAMS = 16  #: requests that a server has at once
 HELD = 1 << 24  #: tokens of prompts in memory at once, at some 24 bytes each
+PIECE = 256  #: positions of a text that are examined at once
 Progress = Callable[[int], None]
 """Called with how many queries more are answered."""
 
@@ -32,6 +34,10 @@ class Subject(Protocol):
 
     def loss(self, tokens: list[int]) -> float:
         """Mean loss, in nats, of all tokens but the first."""
+
+    def accepted(self, tokens: list[int]) -> float | None:
+        """Of the likeliest tokens from the third position on, after the right ones, the share that
+        the MTP module had guessed one token earlier; None without one."""
 
 
 def answer_to(exam: Exam, query: Query, hit: bool) -> Answer:
@@ -62,6 +68,7 @@ class Engine:
     def __init__(self, llm: LLM, write: bool = False) -> None:
         self.llm, self.write = llm, write
         self.longest: int | None = llm.config.max_model_len
+        self._mtp = llm.config.model.mtp
 
     def take(self, exam: Exam, progress: Progress) -> list[Answer]:
         """See Subject."""
@@ -78,6 +85,17 @@ class Engine:
         known = self.llm.generate([tokens], params)[0].prompt_logprobs or []
         losses = [-position.chosen.logprob for position in known if position is not None]
         return sum(losses) / len(losses)
+
+    def accepted(self, tokens: list[int]) -> float | None:
+        """See Subject."""
+        if not self._mtp or len(tokens) < 3:
+            return None
+        hits = 0
+        for start in range(0, len(tokens) - 2, PIECE):  # a piece's rows are PIECE x vocabulary
+            end = min(start + PIECE + 2, len(tokens))
+            (found,) = self.llm.examine([(tokens[:end], start)])
+            hits += int((found.drafts[:-1] == found.logprobs[1:].argmax(-1)).sum())
+        return hits / (len(tokens) - 2)
 
     def _fill(self, exam: Exam) -> None:
         """Put the context into the cache. A question that came with it could be in one chunk with
@@ -121,21 +139,26 @@ class Engine:
         for query in queries:
             prompt = exam.tokens[: query.at]
             prompt += query.tokens  # in place: contexts are long
-            asked.append((prompt, query.at + query.spans[0][0] - 1))
-        rows = self.llm.score_all(asked)
-        return [self._judge(exam, query, r) for query, r in zip(queries, rows, strict=True)]
+            # an MTP module's guess at the first answer token is made one token earlier
+            asked.append((prompt, query.at + query.spans[0][0] - 1 - int(self._mtp)))
+        found = self.llm.examine(asked)
+        return [self._judge(exam, *pair) for pair in zip(queries, found, strict=True)]
 
-    def _judge(self, exam: Exam, query: Query, rows: torch.Tensor) -> Answer:
-        """`rows [n, vocab]`: log-probabilities from the first answer token on."""
+    def _judge(self, exam: Exam, query: Query, scores: Scores) -> Answer:
+        """`scores`: from the position before the first answer token on, or with an MTP module from
+        the one before that."""
         first = query.spans[0][0]
         place = [i for start, stop in query.spans for i in range(start, stop)]
-        rows = rows[torch.tensor(place) - first]
+        index = torch.tensor(place) - first
+        rows = scores.logprobs[index + int(self._mtp)]
         right = torch.tensor([query.tokens[i] for i in place])
         made = answer_to(exam, query, bool((rows.argmax(-1) == right).all()))
         made.loss = -float(rows.gather(1, right[:, None]).mean())
         best, ids = rows.topk(min(TOP, rows.shape[1]), dim=-1)
         made.ids = ids.tolist()
         made.logprobs = [[round(x, 6) for x in row] for row in best.tolist()]
+        if self._mtp:
+            made.accepted = int((scores.drafts[index] == ids[:, 0]).sum())
         return made
 
 
@@ -181,6 +204,10 @@ class Server:
         pairs = zip(tokens[1:], known[1:], strict=True)
         losses = [-float(position[str(token)]["logprob"]) for token, position in pairs]
         return sum(losses) / len(losses)
+
+    def accepted(self, tokens: list[int]) -> float | None:
+        """See Subject: a server does not say."""
+        return None
 
     def _says(self, exam: Exam, query: Query, first: int, last: int) -> bool:
         """Whether the server goes on with `query.tokens[first:last]`."""

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group as Stack
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.evals.compare import Comparison, Group, bucket
+from baton.evals.compare import Comparison, Group
 from baton.evals.document import Answer, Document
+from baton.evals.groups import by_distance, kind, split
 from baton.evals.stats import wilson
 
 
 def result(document: Document) -> RenderableType:
     """Exact match by task and length, by distance, by note; perplexity."""
     answers = document.answers
-    lengths = sorted({one.length for one in answers})
     parts: list[RenderableType] = [
-        _grid(
-            f"Exact match of {document.name}", "task", answers, lambda one: one.task, lengths, "all"
-        )
+        _tasks(f"Exact match of {document.name}", answers),
+        _shares("By distance to the farthest fact needed", "distance up to", by_distance(answers)),
     ]
-    distances = sorted({bucket(one.distance) for one in answers})
-    parts.append(
-        _shares(
-            "By distance to the farthest fact needed", "distance up to",
-            [(f"{d:,}", [one for one in answers if bucket(one.distance) == d]) for d in distances],
-        )
-    )  # fmt: skip
-    notes = dict.fromkeys(f"{one.task}/{one.note}" for one in answers if one.note)
-    if notes:
-        rows = [(n, [one for one in answers if f"{one.task}/{one.note}" == n]) for n in notes]
-        parts.append(_shares("By kind", "kind", rows))
+    kinds = split(answers, kind)
+    if kinds:
+        parts.append(_shares("By kind", "kind", kinds.items()))
     if document.perplexity:
         made = _table("Perplexity", "text", "window", "tokens", "perplexity", "bits per token")
         for text in document.perplexity:
-            bits = text.loss / 0.6931471805599453
+            bits = text.loss / math.log(2)
             numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.3f}", f"{bits:.3f}"
             made.add_row(text.text, *numbers)
+        parts.append(made)
+    if drafts := document.acceptance():
+        made = _table("Guesses of the MTP module that are the model's own", "in", "share", "tokens")
+        for name, share, tokens in drafts:
+            made.add_row(name, f"{share:.1%}", f"{tokens:,}")
         parts.append(made)
     return Stack(*parts, Text(_effort(document), style="dim"))
 
@@ -74,25 +71,23 @@ def _table(title: str, *heads: str) -> Table:
     return table
 
 
-def _grid(
-    title: str,
-    head: str,
-    answers: list[Answer],
-    name: Callable[[Answer], str],
-    lengths: Sequence[int],
-    last: str,
-) -> Table:
-    """Rows by name, columns by length, and the interval over all lengths."""
-    table = _table(title, head, *(f"{length:,}" for length in lengths), "95%", "queries")
-    names = list(dict.fromkeys(name(one) for one in answers))
-    for row in [*names, last]:
-        mine = [one for one in answers if row == last or name(one) == row]
+def _tasks(title: str, answers: list[Answer]) -> Table:
+    """Rows by task and one for all, columns by length, and the interval over all lengths."""
+    lengths = sorted({one.length for one in answers})
+    table = _table(title, "task", *(f"{length:,}" for length in lengths), "95%", "queries")
+
+    def row(name: str, mine: list[Answer]) -> None:
         cells = [_share([one for one in mine if one.length == length]) for length in lengths]
-        table.add_row(row, *cells, _interval(mine), f"{len(mine):,}", end_section=row == names[-1])
+        table.add_row(name, *cells, _interval(mine), f"{len(mine):,}")
+
+    for task, mine in split(answers, lambda one: one.task).items():
+        row(task, mine)
+    table.add_section()
+    row("all", answers)
     return table
 
 
-def _shares(title: str, head: str, rows: Sequence[tuple[str, list[Answer]]]) -> Table:
+def _shares(title: str, head: str, rows: Iterable[tuple[str, list[Answer]]]) -> Table:
     table = _table(title, head, "exact", "95%", "queries")
     for name, mine in rows:
         table.add_row(name, _share(mine), _interval(mine), f"{len(mine):,}")

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from baton.evals.facts import HOPS
-from baton.evals.forms import Form, Name, Names, Question
+from baton.evals.forms import Form, Name, Question
 
 Segments = tuple[int, ...]
 
@@ -187,15 +187,11 @@ def _chains(room: Room, hops: int, segments: Callable[[], Segments], ask: Questi
     made, count = Made(), room.count(hops)
     names = room.form.names(room.rng, count * (hops + 1), False)
     for _ in range(count):
-        nodes = _chain_nodes(names, hops)
+        nodes = names.keys(hops + 1)
         found = [made.add(nodes[i], nodes[i + 1], segment) for i, segment in enumerate(segments())]
         answer = nodes[-1:] if ask == "deep" else nodes[1:]
         made.wanted.append(Wanted(ask, nodes[:1], answer, found))
     return made
-
-
-def _chain_nodes(names: Names, hops: int) -> list[Name]:
-    return names.keys(hops + 1)
 
 
 def tracking(room: Room) -> Made:

@@ -43,7 +43,8 @@ class KVManager:
     """`num_pages` pages of `page_size` tokens. All counts are in pages unless a name says tokens.
 
     `namespace` must cover everything that makes KV incompatible. `track_freed` records the ids of
-    pages whose content became worthless, for `drain_freed`.
+    pages whose content became worthless, for `drain_freed`. `looks_ahead`: a position's KV depends
+    on the token behind it too (an MTP module's does), so a match's last page is computed again.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class KVManager:
         namespace: bytes,
         prefix_caching: bool = True,
         track_freed: bool = False,
+        looks_ahead: bool = False,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_caching = prefix_caching
         self._index = BlockIndex(namespace, page_size)
         self._pool = PagePool(num_pages, self._evicted)
-        self._track_freed = track_freed
+        self._track_freed, self._looks_ahead = track_freed, looks_ahead
         self._freed: list[int] = []
         #: tokens and chain of the sequence before
         self._matched: tuple[list[int], list[bytes]] = ([], [b""])
@@ -120,6 +122,8 @@ class KVManager:
         while len(pages) == len(chain) - 1 < full:  # all that are hashed are hits
             self._extend(sequence, tokens)
             pages += self._index.find(chain[-1:])
+        if self._looks_ahead:
+            pages = pages[:-1]
         return Match(pages, self._pool.idle_among(pages))
 
     def hold(self, sequence: KVSequence, match: Match) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from baton.attention.backend import Attention, AttentionPlan, make_attention
+from baton.attention.backend import make_attention
 from baton.attention.local import LocalAttention
 from baton.attention.positions.rotary import RotaryPositions
 from baton.attention.positions.unrotated import Unrotated
@@ -16,51 +16,14 @@ from baton.config.model import GQAConfig, ModelConfig
 from baton.core.forward import ForwardBatch, ForwardContext, Hidden
 from baton.core.kv import KVView
 from baton.layers.embedding import VocabWeight
-from baton.layers.gqa import GQA, gqa_spec
-from baton.layers.mla import MLA, mla_spec
-from baton.layers.mlp import MLP
-from baton.layers.moe import MoE
+from baton.layers.gqa import gqa_spec
+from baton.layers.mla import mla_spec
 from baton.layers.norm import RMSNorm
 from baton.layers.weights import LayerContext
+from baton.models.block import Block
+from baton.models.mtp import MTP, checkpoint_name
 
 Aliases = Callable[[str], tuple[str, ...]]
-
-
-class Block(nn.Module):
-    """`x += attention(norm(x)); x += mlp(norm(x))`, where mlp is dense or routed."""
-
-    def __init__(self, context: LayerContext, config: ModelConfig, index: int) -> None:
-        super().__init__()
-        hidden, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm = RMSNorm(context, "input_layernorm", hidden, eps)
-        self.self_attn: GQA | MLA
-        if isinstance(config.attention, GQAConfig):
-            self.self_attn = GQA(context, config.attention, hidden, eps)
-        else:
-            self.self_attn = MLA(context, config.attention, hidden)
-        self.post_attention_layernorm = RMSNorm(context, "post_attention_layernorm", hidden, eps)
-        self.mlp: MLP | MoE
-        if config.moe is not None and config.moe_layers[index]:
-            self.mlp = MoE(context, config.moe, hidden)
-        else:
-            self.mlp = MLP(context, hidden, config.intermediate_size, config.mlp_bias)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        attention: Attention,
-        plan: AttentionPlan,
-        view: KVView,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x`, `residual` `[T, hidden]` -> the same; their sum is the hidden state."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, attention, plan, view)
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):
@@ -70,7 +33,8 @@ class Decoder(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.embed_tokens = VocabWeight(context, "embed_tokens", config.vocab_size, hidden)
-        self.layers = nn.ModuleList(Block(context, config, i) for i in range(config.num_layers))
+        routed = config.moe_layers or (False,) * config.num_layers
+        self.layers = nn.ModuleList(Block(context, config, one) for one in routed)
         self.norm = RMSNorm(context, "norm", hidden, config.norm_eps)
 
 
@@ -89,24 +53,26 @@ class CausalLM(nn.Module):
         aliases: Aliases,
     ) -> None:
         super().__init__()
-        self.config, self.device, self.aliases = config, device, aliases
+        self.config, self.device, self._aliases = config, device, aliases
         spec: AttentionSpec
         if isinstance(config.attention, GQAConfig):
             spec = gqa_spec(config.attention, config.softmax_scale, context)
         else:
             spec = mla_spec(config.attention, config.softmax_scale, context)
-        self.kv_shapes = [spec.kv_shape] * config.num_layers
+        layers = config.num_layers + int(config.mtp)  # the MTP module's is the last one
+        self.kv_shapes = [spec.kv_shape] * layers
         positions = RotaryPositions(config.rope, context.dtype, device)
         need = AttentionNeed(spec, context.dtype, device)
         self.attention = make_attention(attention_backend, need, positions)
         #: attention of each kind of layer, and the kind of each layer
-        self.attentions, self.kinds = [self.attention], [0] * config.num_layers
+        self.attentions, self.kinds = [self.attention], [0] * layers
         if (local := config.local) is not None:
             backends = self.attention.prefill, self.attention.decode
             self.attention.positions = Unrotated(config.rope.dim, local.log_base)
             self.attentions.append(LocalAttention(*backends, positions, local.block))
-            self.kinds = [int(i not in local.global_layers) for i in range(config.num_layers)]
+            self.kinds = [int(i not in local.global_layers) for i in range(layers)]
         self.model = Decoder(context, config)
+        self.mtp = MTP(context, config) if config.mtp else None
         self.lm_head = (
             None
             if config.tie_embeddings
@@ -123,6 +89,18 @@ class CausalLM(nn.Module):
         """Whether that of a prompt can be: where it is a single piece for attention."""
         return self.config.local is None
 
+    @property
+    def drafts(self) -> bool:
+        """See `Model`."""
+        return self.mtp is not None
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """What else a checkpoint may call the tensor `name`."""
+        if self.mtp is not None and name.startswith("mtp."):
+            name = checkpoint_name(name, self.config.num_layers)
+            return name, *self._aliases(name)
+        return self._aliases(name)
+
     def plan(self, batch: ForwardBatch, kv: Sequence[KVView]) -> ForwardContext:
         """Make the step's attention plan for each kind of layer."""
         plans = [attention.plan(batch, kv[0].page_size) for attention in self.attentions]
@@ -131,7 +109,7 @@ class CausalLM(nn.Module):
     def brief(self) -> Brief:
         """See `Model`."""
         mlps = [type(layer.mlp) for layer in self.model.layers]
-        kinds = list(zip(mlps, self.kinds, strict=True))
+        kinds = list(zip(mlps, self.kinds, strict=False))
         return Brief(self, [kinds.index(kind) for kind in dict.fromkeys(kinds)])
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
@@ -155,6 +133,17 @@ class CausalLM(nn.Module):
         assert hidden.residual is not None, "a model has at least one layer"
         return self.model.norm.add(hidden.x, hidden.residual)[0]
 
+    def draft(
+        self, hidden: torch.Tensor, following: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `Model`."""
+        assert self.mtp is not None, "a model without an MTP module drafts nothing"
+        kind = self.kinds[-1]
+        embedded = self.model.embed_tokens.embed(following)
+        attention, plan, view = self.attentions[kind], context.plan[kind], context.kv[-1]
+        found: torch.Tensor = self.mtp(hidden, embedded, attention, plan, view)
+        return found
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states `[S, hidden]` -> float32 logits `[S, vocab]`, the whole vocabulary
         (float64 for float64 models)."""
@@ -171,6 +160,7 @@ class Brief:
         self.graphable, self.graph_prompts = whole.graphable, whole.graph_prompts
         self.plan, self.logits = whole.plan, whole.logits
         self.embed, self.through, self.finish = whole.embed, whole.through, whole.finish
+        self.drafts, self.draft = whole.drafts, whole.draft
 
     def brief(self) -> Brief:
         """See `Model`."""

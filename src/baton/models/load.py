@@ -168,5 +168,7 @@ def _refuse_leftovers(model: CausalLM, left: set[str], checkpoint: Checkpoint) -
                 expected=f"only tensors of a {model.config.family} with "
                 f"{model.config.num_layers} layers",
             )
+    if model.config.mtp:
+        mtp.discard(model.config.num_layers)  # what is left of it are copies of embedding and head
     if mtp:
         log.info("checkpoint has %d MTP layer(s), not loaded: %s", len(mtp), sorted(mtp))

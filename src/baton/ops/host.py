@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -41,3 +42,9 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
+
+
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor `[len(values)]` on `device`, by the same way as `to_device`."""
+    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)

@@ -10,7 +10,7 @@ import torch
 
 from baton.core.forward import ForwardBatch
 from baton.core.step import Row
-from baton.ops.host import to_device
+from baton.ops.host import to_device, upload
 from baton.runner.slots import Slots
 
 
@@ -81,6 +81,19 @@ def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInput
         pages=pages,
     )
     return StepInputs(ids_t, batch, slot_t, length_t, sample_rows, sample_t)
+
+
+def following(
+    rows: Sequence[Row], inputs: StepInputs, sampled: torch.Tensor | None
+) -> torch.Tensor:
+    """The id behind each token of a pass, int64 `[T]`: in the row, known to the host, or `sampled
+    [S]` by the pass itself."""
+    found = inputs.ids.roll(-1)
+    behind = upload([max(0, row.next_token) for row in rows], torch.int64, found.device)
+    if sampled is not None:
+        index = upload(inputs.sample_rows, torch.int64, found.device)
+        behind = behind.index_copy(0, index, sampled)
+    return found.index_copy(0, inputs.lengths.cumsum(0) - 1, behind)
 
 
 def _check(rows: Sequence[Row], starts: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from baton.core.request import PositionLogprobs, TokenLogprob
-from baton.core.step import Row
+from baton.core.step import Row, Scores
 
 #: Positions whose logits exist at once: 256 x 160K vocabulary in float32 is 160 MiB.
 BLOCK = 256
@@ -16,20 +16,22 @@ BLOCK = 256
 def prompt_rows(
     rows: list[Row],
     hidden: torch.Tensor,
+    ahead: torch.Tensor | None,
     logits: Callable[[torch.Tensor], torch.Tensor],
-) -> tuple[dict[int, list[PositionLogprobs]], dict[int, torch.Tensor]]:
+) -> tuple[dict[int, list[PositionLogprobs]], dict[int, Scores]]:
     """For rows that ask: log-probabilities of each next token, and whole rows for scoring.
 
     Args:
         hidden: final hidden states [T, H], rows one after the other.
+        ahead: the MTP module's, likewise, if it is loaded.
         logits: `[S, H] -> float32 [S, vocab]`.
 
     Returns:
-        ({row: one entry per position whose next token is known}, {row: float32 [length - score,
-        vocab]}).
+        ({row: one entry per position whose next token is known}, {row: of its positions from
+        `score` on}).
     """
     prompt: dict[int, list[PositionLogprobs]] = {}
-    scores: dict[int, torch.Tensor] = {}
+    scores: dict[int, Scores] = {}
     end = 0
     for i, row in enumerate(rows):
         end += row.length
@@ -38,17 +40,20 @@ def prompt_rows(
         first = row.score if row.prompt_logprobs < 0 else 0
         targets = [*row.tokens[1:], row.next_token] if row.next_token >= 0 else row.tokens[1:]
         blocks: list[torch.Tensor] = []
+        drafts: list[torch.Tensor] = []
         found: list[PositionLogprobs] = []
         for start in range(first, row.length, BLOCK):
             stop = min(start + BLOCK, row.length)
-            block = hidden[end - row.length + start : end - row.length + stop]
-            logprobs = logits(block).log_softmax(-1)
+            place = slice(end - row.length + start, end - row.length + stop)
+            logprobs = logits(hidden[place]).log_softmax(-1)
             if row.score >= 0:
                 blocks.append(logprobs[max(0, row.score - start) :].cpu())
+            if row.score >= 0 and ahead is not None:
+                drafts.append(logits(ahead[place])[max(0, row.score - start) :].argmax(-1).cpu())
             if row.prompt_logprobs >= 0:
                 found += _positions(logprobs, targets[start:stop], row.prompt_logprobs)
         if row.score >= 0:
-            scores[i] = torch.cat(blocks)
+            scores[i] = Scores(torch.cat(blocks), torch.cat(drafts) if drafts else None)
         if row.prompt_logprobs >= 0:
             prompt[i] = found
     return prompt, scores

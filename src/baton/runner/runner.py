@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -17,21 +17,22 @@ import torch
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import Unavailable
-from baton.core.forward import ForwardContext, Hidden, Model
+from baton.core.forward import ForwardContext, Model
 from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
-from baton.core.step import Admit, Row, RowResult, StepPlan, StepResult
+from baton.core.step import Admit, Row, RowResult, Scores, StepPlan, StepResult
 from baton.ops.precompile import precompiling
 from baton.runner.graphs import StepGraphs
-from baton.runner.inputs import StepInputs, build_inputs
+from baton.runner.inputs import StepInputs, build_inputs, following
 from baton.runner.probes import Probe, chunks, mixed
 from baton.runner.prompt import prompt_rows
 from baton.runner.sampled import Sampled
 from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
 from baton.runner.stopwatch import Stopwatch
+from baton.runner.under_way import ChunkLost, UnderWay
 
 T = TypeVar("T")
 log = get_logger("runner")
@@ -45,19 +46,9 @@ class _Launched:
     watch: Stopwatch
     sampled: list[tuple[list[int], Sampled]] = field(default_factory=list)
     prompt: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    scores: dict[int, torch.Tensor] = field(default_factory=dict)
+    scores: dict[int, Scores] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     admitted: bool = False
-
-
-@dataclass
-class _UnderWay:
-    """A chunk between two layers, from one step to another."""
-
-    slot: int
-    inputs: StepInputs
-    context: ForwardContext
-    hidden: Hidden
 
 
 @contextmanager
@@ -78,13 +69,20 @@ class Ticket:
     def __init__(self, future: Future[_Launched]) -> None:
         self._future: Future[_Launched] | None = future
 
-    def wait(self, timeout: float | None = None) -> _Launched:
-        """The launched step's outputs; TimeoutError after `timeout` seconds, then ask again."""
+    def launched(self, timeout: float | None = None) -> _Launched:
+        """The step's outputs, which a GPU may still be computing. Raises what went wrong in it, and
+        TimeoutError after `timeout` seconds; then ask again."""
         if self._future is None:
             raise AssertionError("a step's result was collected twice")
-        launched = self._future.result(timeout)
+        return self._future.result(timeout)
+
+    def wait(self, timeout: float | None = None) -> tuple[_Launched, float]:
+        """As `launched`, once the device is through with this step (and not with any later one),
+        and how many seconds it took."""
+        launched = self.launched(timeout)
+        seconds = launched.watch.seconds(timeout)
         self._future = None
-        return launched
+        return launched, seconds
 
 
 class Runner:
@@ -106,7 +104,7 @@ class Runner:
         )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
         self.graphs: StepGraphs | None = None
-        self._under_way: _UnderWay | None = None
+        self._under_way = UnderWay(model, views, self.slots, config.page_size)
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
             # The thread count of a parallel region belongs to the thread that opens it.
@@ -141,7 +139,7 @@ class Runner:
 
     def capture(self) -> None:
         """Capture decodes and short prompts as CUDA graphs."""
-        if self.device.type != "cuda" or not self.model.graphable:
+        if self.device.type != "cuda" or not self.model.graphable or self.model.drafts:
             return
         if self.slots.debug:  # its checks read the device
             return
@@ -173,8 +171,7 @@ class Runner:
             Unavailable: no later step can run either.
             Exception: what failed in the step; steps behind it can run.
         """
-        launched = ticket.wait(timeout)
-        seconds = launched.watch.seconds()  # waits for this step, and for no later one
+        launched, seconds = ticket.wait(timeout)
         results = [RowResult() for _ in launched.plan.rows]
         for rows, sampled in launched.sampled:
             for row, result in zip(rows, sampled.to_host(), strict=True):
@@ -214,13 +211,12 @@ class Runner:
             launched = _Launched(plan, Stopwatch(self.device))
             for slot in plan.release:
                 self.sampler.release(slot)
-                if self._under_way is not None and self._under_way.slot == slot:
-                    self._under_way = None
+                self._under_way.release(slot)
             self.slots.apply(plan)
         try:
             self._passes(launched)
         except Exception:
-            self._under_way = None
+            self._under_way.drop()
             with _vital(plan):
                 self.slots.void(plan.rows)
             raise
@@ -247,7 +243,8 @@ class Runner:
             if indices and not self._replay(launched, indices):
                 inputs = build_inputs([rows[i] for i in indices], self.slots, self.config.page_size)
                 context = self.model.plan(inputs.batch, self.views)
-                self._finish(launched, indices, inputs, self.model.forward(inputs.ids, context))
+                hidden = self.model.forward(inputs.ids, context)
+                self._finish(launched, indices, inputs, context, hidden)
         for i, row in enumerate(rows):
             if row.layers is not None:
                 self._deep(launched, i, row, row.layers)
@@ -272,56 +269,46 @@ class Runner:
     def _deep(self, launched: _Launched, index: int, row: Row, layers: tuple[int, int]) -> None:
         """A chunk's part of this step; if it goes wrong, the other rows have run already."""
         try:
-            self._advance(launched, index, row, *layers)
+            done = self._under_way.advance(row, *layers)
+            if done is not None:
+                self._finish(launched, [index], *done)
+            return
+        except ChunkLost as error:
+            problem = str(error)
         except Exception as error:
             if self.config.tensor_parallel_size > 1:
                 raise  # the other ranks may wait for this one inside a collective
             log.exception("step %d: a chunk failed in layers %d to %d", launched.plan.step, *layers)
-            self._under_way = None
-            with _vital(launched.plan):
-                self.slots.void([row])
-            launched.errors[index] = (
-                f"the step that ran this request failed: {type(error).__name__}: {error}"
-            )
-
-    def _advance(self, launched: _Launched, index: int, row: Row, first: int, last: int) -> None:
-        """Take a chunk through layers `[first, last)`."""
-        if first == 0:
-            inputs = build_inputs([row], self.slots, self.config.page_size)
-            context = self.model.plan(inputs.batch, self.views)
-            hidden = self.model.embed(inputs.ids)
-            self._under_way = _UnderWay(row.slot, inputs, context, hidden)
-        chunk = self._under_way
-        if chunk is None or chunk.slot != row.slot:
-            launched.errors[index] = "an earlier step that computed part of this chunk failed"
+            self._under_way.drop()
+            problem = f"the step that ran this request failed: {type(error).__name__}: {error}"
+        with _vital(launched.plan):
             self.slots.void([row])
-            return
-        chunk.hidden = self.model.through(chunk.hidden, chunk.context, first, last)
-        if row.ends:
-            self._under_way = None
-            inputs = chunk.inputs
-            if row.sample:  # only now known: the rows before it did not end
-                inputs = replace(inputs, sample_rows=[0], sample_index=inputs.lengths - 1)
-            self._finish(launched, [index], inputs, self.model.finish(chunk.hidden))
+        launched.errors[index] = problem
 
     def _finish(
         self,
         launched: _Launched,
         indices: list[int],
         inputs: StepInputs,
+        context: ForwardContext,
         hidden: torch.Tensor,
     ) -> None:
         """What follows a pass: lengths move on, samples, log-probabilities of known tokens."""
         rows = [launched.plan.rows[i] for i in indices]
         self.slots.computed[inputs.slots] += inputs.lengths
         self._admit(launched)
+        tokens = None
         if inputs.sample_rows:
             logits = self.model.logits(hidden[inputs.sample_index]).float()
             slots = [rows[i].slot for i in inputs.sample_rows]
             sampled = self.sampler.sample(logits, slots)
             self.slots.write(self.sampler.device_slots(slots), sampled.tokens)
             launched.sampled.append(([indices[i] for i in inputs.sample_rows], sampled))
-        prompt, scores = prompt_rows(rows, hidden, self.model.logits)
+            tokens = sampled.tokens
+        ahead = None
+        if self.model.drafts:  # in every pass: the module's KV must be there for later ones
+            ahead = self.model.draft(hidden, following(rows, inputs, tokens), context)
+        prompt, scores = prompt_rows(rows, hidden, ahead, self.model.logits)
         launched.prompt.update({indices[i]: found for i, found in prompt.items()})
         launched.scores.update({indices[i]: found for i, found in scores.items()})
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from baton.core.sampling import SamplingParams
 from baton.core.step import Admit
 from baton.ops import sample as ops
+from baton.ops.host import upload
 from baton.runner.sampled import Sampled
-from baton.runner.token_counts import TokenCounts, upload
+from baton.runner.token_counts import TokenCounts
 
 #: Columns of the per-slot parameter tables.
 _TEMPERATURE, _TOP_P, _LOG_MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-
-def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A device tensor `[len(values)]`; on CUDA copied from pinned memory, so without a wait."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+from baton.ops.host import upload
 
 
 class TokenCounts:

@@ -40,11 +40,11 @@ class Budget:
     one layer, so that prefill always advances. Tokens are never exceeded.
 
     Args:
-        left: tokens and seconds that the decodes leave.
+        left: prompt tokens of a step (decodes come on top), and seconds that its decodes leave.
         tokens, longest: what the decodes hold, for the account of bytes.
         memory: bytes of a step. A chunk that passes by layers runs apart from the other rows, so
-            it has these bytes and `max_tokens` to itself.
-        open: whether a chunk is under way through the layers.
+            it has these bytes, and as many tokens as a step may hold, to itself.
+        under_way: whether a chunk is on its way through the layers.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Budget:
         longest: int,
         memory: int,
         *,
-        open: bool = False,
+        under_way: bool = False,
     ) -> None:
         self._cost = cost
         self._page_size = page_size
@@ -65,7 +65,7 @@ class Budget:
         self._memory = memory
         self._step_tokens = tokens
         self._longest = longest
-        self._open = open
+        self._under_way = under_way
         self.left = left
         self.total = Share(left.tokens, left.seconds)
         self.chunks = 0
@@ -119,7 +119,7 @@ class Budget:
         self.left.seconds -= seconds
         share.seconds -= seconds
         if cut.layers < self._num_layers:
-            self._open = True
+            self._under_way = True
             return
         self.left.tokens -= cut.size
         share.tokens -= cut.size
@@ -128,7 +128,7 @@ class Budget:
 
     def _deep(self, start: int, remaining: int, share: Share) -> Cut:
         """The chunk to carry through the layers from this step on, if there can be one."""
-        if self._open or self._num_layers < 2 or share.seconds <= 0.0:
+        if self._under_way or self._num_layers < 2 or share.seconds <= 0.0:
             return NOTHING
         fits = min(
             self.total.tokens,

@@ -109,7 +109,8 @@ class BytesModel:
     `longest` is the longest context plus chunk among the rows: workspaces are re-used from sequence
     to sequence, and hold no more than `most_context` tokens at once.
     All zeros: no bound. `scale` is what one measured step says about the account (`engine.memory`);
-    steps that were cut to fit say nothing about larger ones, so nothing is learnt from them.
+    steps that were kept within a bound say nothing about larger ones, so nothing is learnt from
+    them.
     """
 
     per_token: float = 0.0

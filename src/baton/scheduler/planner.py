@@ -150,7 +150,7 @@ class Planner:
             draft.tokens,
             draft.longest,
             self._memory,
-            open=any(sequence.chunk for sequence in draft.partial),
+            under_way=any(sequence.chunk for sequence in draft.partial),
         )
 
     def _blocker(self, order: list[int]) -> Sequence | None:

@@ -20,8 +20,8 @@ from baton.ops.attention import merge
 from baton.ops.triton import merge as merge_kernels
 from baton.ops.triton import mla_keys
 from baton.ops.triton import pages as page_kernels
-from baton.ops.triton.decode_gqa import decode_gqa, gqa_config
-from baton.ops.triton.decode_mla import SWAPPED, MLAConfig, decode_mla, mla_config
+from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
+from baton.ops.triton.decode_mla import SWAPPED, MLALaunch, decode_mla, mla_launch
 from baton.ops.triton.split import Workspace, task_map
 
 
@@ -107,7 +107,7 @@ def test_many_partials() -> None:
 @pytest.mark.parametrize("mix", ["borders", "skew", "empty", "uniform"])
 def test_whole_shares(mix: str, programs: int, slack: int) -> None:
     check_gqa(MIXES[mix], 64, 2, 3, 64, programs, F32, slack=slack)
-    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_config(3), F32, slack=slack)
+    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_launch(3), F32, slack=slack)
 
 
 @pytest.mark.parametrize("tiles, programs, slack, per, starts", [
@@ -130,14 +130,14 @@ def test_shapes_of_the_combination(combiners: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("baton.ops.triton.split.COMBINERS", combiners)
     check_gqa([700, 33, 0], 64, 2, 8, 128, 7, F32)
     check_gqa([700, 33, 0], 64, 2, 8, 96, 1, F32, static=4)
-    check_mla([700, 33, 0], 64, 3, 128, 16, 9, mla_config(3), F32)
+    check_mla([700, 33, 0], 64, 3, 128, 16, 9, mla_launch(3), F32)
 
 
 @pytest.mark.parametrize("least", [2, 4])
 @pytest.mark.parametrize("mix", ["borders", "skew", "empty"])
 def test_shares_of_at_least(mix: str, least: int) -> None:
     check_gqa(MIXES[mix], 64, 2, 3, 64, 40, F32, least=least)
-    check_mla(MIXES[mix], 64, 3, 32, 16, 40, mla_config(3), F32, least)
+    check_mla(MIXES[mix], 64, 3, 32, 16, 40, mla_launch(3), F32, least)
 
 
 def check_gqa(
@@ -150,7 +150,7 @@ def check_gqa(
     positions = torch.full((2 * len(lengths),), 10**6)
     rows = torch.arange(len(lengths)) * 2 + 1
     positions[rows] = torch.tensor(lengths) - 1
-    config = gqa_config(group, dim, q.itemsize)
+    config = gqa_launch(group, dim, q.itemsize)
     shares = task_map(positions, config.tile, kv_heads, programs, rows, least, slack)
     slots = len(lengths) * kv_heads * static if static else 2 * programs
     space = Workspace.make(slots, config.rows, dim, q.device)
@@ -166,15 +166,15 @@ def check_gqa(
 @pytest.mark.parametrize("programs", [1, 9, 60])
 @pytest.mark.parametrize("mix", MIXES)
 def test_mla_shares(mix: str, programs: int) -> None:
-    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_config(3), F32)
+    check_mla(MIXES[mix], 64, 3, 32, 16, programs, mla_launch(3), F32)
 
 
 @pytest.mark.parametrize(
     "page, heads, latent, rope, config, dtype",
     [
-        (16, 16, 128, 64, mla_config(16), F16),
-        (64, 80, 96, 48, mla_config(80), F32),  # two blocks of heads, the second part empty
-        (64, 32, 512, 64, mla_config(32, 4), F32),
+        (16, 16, 128, 64, mla_launch(16), F16),
+        (64, 80, 96, 48, mla_launch(80), F32),  # two blocks of heads, the second part empty
+        (64, 32, 512, 64, mla_launch(32, 4), F32),
         (64, 16, 128, 64, SWAPPED, F16),
         (16, 3, 96, 48, SWAPPED, F32),
     ],
@@ -184,7 +184,7 @@ def test_mla_shapes(page, heads, latent, rope, config, dtype) -> None:
 
 
 def check_mla(
-    lengths, page, heads, latent, rope, programs, config: MLAConfig, dtype, least=1, slack=-1
+    lengths, page, heads, latent, rope, programs, config: MLALaunch, dtype, least=1, slack=-1
 ):
     paged = Paged(lengths, page, 1, latent + rope, dtype)
     q = torch.randn(len(lengths), heads, latent + rope).to(dtype)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 
 import msgspec
 
@@ -49,12 +48,7 @@ class Team:
             self._processes[Connection(ours.detach())] = process
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for pipe in self._processes:
             self._tell(pipe, None)
             pipe.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -13,6 +14,10 @@ from triton.language.target_info import cuda_capability_geq
 
 #: Kernels run in Triton's interpreter, on a CPU (TRITON_INTERPRET=1).
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+#: Attention reckons in base 2, which the hardware has: scores come in times `LOG2_E`, log-sum-exps
+#: go out times `LN_2`.
+LOG2_E, LN_2 = math.log2(math.e), tl.constexpr(math.log(2))
 
 
 @cache

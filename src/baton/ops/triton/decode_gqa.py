@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import follow, overlapping
+from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
@@ -122,7 +122,7 @@ def _decode_gqa_kernel(
             if STATIC == 0 and first == 0 and last == tiles:
                 row = b.to(tl.int64) * HK * G + head * G + g
                 tl.store(out + row[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask)
-                tl.store(lse + row, top * 0.6931471805599453, g < G)
+                tl.store(lse + row, top * LN_2, g < G)
             else:
                 if STATIC > 0:
                     slot = unit.to(tl.int64)
@@ -140,7 +140,7 @@ def _decode_gqa_kernel(
 
 
 @dataclass(frozen=True)
-class GQAConfig:
+class GQALaunch:
     """Launch shape: padded heads of a group, tokens of a tile, pipeline stages, how many programs
     share a multiprocessor, the fewest tiles that are worth a program, and the `slack` of
     `task_map`."""
@@ -153,13 +153,13 @@ class GQAConfig:
     slack: int = -1
 
 
-def gqa_config(group: int, dim: int, itemsize: int = 2) -> GQAConfig:
+def gqa_launch(group: int, dim: int, itemsize: int = 2) -> GQALaunch:
     """The shape for `group` query heads per KV head. At 16 x 128 in BF16: 147 registers, 72 KB of
     shared memory, so three programs per multiprocessor with 190 KB in flight."""
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2 or dim > 128 or rows > 32:
-        return GQAConfig(rows, 32 if itemsize > 2 else 64, 2, 1)
-    return GQAConfig(rows, 64, 3, 3 if rows == 16 else 2)
+        return GQALaunch(rows, 32 if itemsize > 2 else 64, 2, 1)
+    return GQALaunch(rows, 64, 3, 3 if rows == 16 else 2)
 
 
 def decode_gqa(
@@ -170,7 +170,7 @@ def decode_gqa(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    config: GQAConfig,
+    launch: GQALaunch,
     static: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its pages.
@@ -179,8 +179,8 @@ def decode_gqa(
         q: `[B, H, D]`, last dim contiguous.
         key, value: pages `[num_pages, page_size, Hk, D]`, any strides but the last.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
-        shares: `task_map(..., tile=config.tile, blocks=Hk)`.
-        space: `>= 2 * shares.programs` slots, or `B * Hk * static`, of `config.rows`
+        shares: `task_map(..., tile=launch.tile, blocks=Hk)`.
+        space: `>= 2 * shares.programs` slots, or `B * Hk * static`, of `launch.rows`
             rows and D columns.
         scale: on the scores.
         static: instead of the task map, split every sequence into this many pieces (what
@@ -198,12 +198,12 @@ def decode_gqa(
     grid = batch * kv_heads * static if static else shares.programs
     _decode_gqa_kernel[(grid,)](
         q, key, value, pages, shares.lengths, shares.bounds, out, lse, space.out, space.lse,
-        batch, scale * 1.4426950408889634,
+        batch, scale * LOG2_E,
         q.stride(0), q.stride(1), key.stride(0), key.stride(2), key.stride(1),
         value.stride(0), value.stride(2), value.stride(1), pages.stride(0),
-        HK=kv_heads, G=group, G_PAD=config.rows, D=dim,
+        HK=kv_heads, G=group, G_PAD=launch.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), STAGES=config.stages,
+        B_PAD=padded_batch(batch), STAGES=launch.stages,
         STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
         launch_pdl=overlapping(),
     )  # fmt: skip

@@ -5,7 +5,7 @@ Bytes: each token's latent and rope once, `len * 576 * size`; FLOPs: `2 * len * 
 of latents is loaded once and used twice, as keys and as values (its first 512 columns).
 
 Up to 64 heads form one block (16 or 32 rows: mma.sync; 64 rows: wgmma); more heads are more
-blocks. The accumulator, `heads x 512` in float32, is what fills the registers: see `mla_config`.
+blocks. The accumulator, `heads x 512` in float32, is what fills the registers: see `mla_launch`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import follow, overlapping
+from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.decode_gqa import pages_of
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
@@ -102,7 +102,7 @@ def _decode_mla_kernel(
         if first == 0 and last == tiles:
             at_out = out + (b * H + head)[:, None] * L + c[None, :]
             tl.store(at_out, acc.to(out.dtype.element_ty), mask)
-            tl.store(lse + b * H + head, top * 0.6931471805599453, here)
+            tl.store(lse + b * H + head, top * LN_2, here)
         else:
             slot = (2 * tl.program_id(0) + (first == 0).to(tl.int32)).to(tl.int64)
             tl.store(part + (slot * R + r)[:, None] * L + c[None, :], acc, mask)
@@ -113,7 +113,7 @@ def _decode_mla_kernel(
 
 
 @dataclass(frozen=True)
-class MLAConfig:
+class MLALaunch:
     """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, how many programs
     fit on a multiprocessor by shared memory, the fewest tiles that are worth a program, and the
     `slack` of `task_map`. `swap`: tokens are the 64-wide side of the tensor core instruction and
@@ -129,18 +129,18 @@ class MLAConfig:
     swap: bool = False
 
 
-#: For up to 16 heads, in place of what `mla_config` says: two tiles in flight, four warps.
-SWAPPED = MLAConfig(16, 64, 4, 2, 1, slack=2, swap=True)
+#: For up to 16 heads, in place of what `mla_launch` says: two tiles in flight, four warps.
+SWAPPED = MLALaunch(16, 64, 4, 2, 1, slack=2, swap=True)
 
 
-def mla_config(heads: int, itemsize: int = 2) -> MLAConfig:
+def mla_launch(heads: int, itemsize: int = 2) -> MLALaunch:
     """The shape for `heads` heads, chosen so that nothing spills (see the compile test) and so
     that one program per multiprocessor keeps 150 to 220 KB of latents in flight: with 16 heads
     faster at every mix of lengths than two programs with tiles of 32."""
     rows = min(64, max(16, triton.next_power_of_2(heads)))
     if itemsize > 2:
-        return MLAConfig(rows, 16, 8, 2, 1)
-    return MLAConfig(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
+        return MLALaunch(rows, 16, 8, 2, 1)
+    return MLALaunch(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
 
 
 def decode_mla(
@@ -151,7 +151,7 @@ def decode_mla(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    config: MLAConfig,
+    launch: MLALaunch,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its latents.
 
@@ -160,8 +160,8 @@ def decode_mla(
         q_rope: `[B, H, rope]`, rotated, any strides but the last.
         pages_kv: pages `[num_pages, page_size, 1, L + rope]`.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
-        shares: `task_map(..., tile=config.tile, blocks=ceil(H / config.rows))`.
-        space: `>= 2 * shares.programs` slots of `config.rows` rows and L columns.
+        shares: `task_map(..., tile=launch.tile, blocks=ceil(H / launch.rows))`.
+        space: `>= 2 * shares.programs` slots of `launch.rows` rows and L columns.
         scale: on the scores.
 
     Returns:
@@ -173,14 +173,14 @@ def decode_mla(
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
     _decode_mla_kernel[(shares.programs,)](
         q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
-        space.out, space.lse, batch, scale * 1.4426950408889634,
+        space.out, space.lse, batch, scale * LOG2_E,
         q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
         pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
-        H=heads, R=config.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
+        H=heads, R=launch.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), STAGES=config.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=config.swap,
-        num_warps=config.warps, launch_pdl=overlapping(),
+        B_PAD=padded_batch(batch), STAGES=launch.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=launch.swap,
+        num_warps=launch.warps, launch_pdl=overlapping(),
     )  # fmt: skip
-    combine(space, shares, out, lse, config.rows, 0)
+    combine(space, shares, out, lse, launch.rows, 0)
     return out, lse

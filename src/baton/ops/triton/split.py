@@ -32,7 +32,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import follow, overlapping
+from baton.ops.triton.common import LN_2, follow, overlapping
 
 #: Programs of `combine` that are enough.
 COMBINERS = 128
@@ -156,7 +156,7 @@ def _combine_kernel(
                 top = new_top
             tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
             if tl.program_id(2) == 0:
-                tl.store(lse + row, (top + tl.log2(total)) * 0.6931471805599453, head < heads)
+                tl.store(lse + row, (top + tl.log2(total)) * LN_2, head < heads)
 
 
 def padded_batch(batch: int) -> int:
