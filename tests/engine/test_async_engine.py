@@ -405,6 +405,33 @@ def test_a_request_id_that_comes_again_is_another_request(
     drive(tiny("llama"), test)
 
 
+def test_values_of_wrong_types_harm_nobody_else(tiny: Callable[[str], str]) -> None:
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        ([1.5, 2], {}),
+        (["a"], {}),
+        ([None], {}),
+        ([True], {}),
+        ([2**70], {}),
+        ([object()], {}),
+        ([5], {"priority": "high"}),
+        ([5], {"priority": 2**70}),
+        ([5], {"cache_salt": 5}),
+        ([5], {"cache_salt": "\ud800"}),
+    ]
+
+    async def test(engine: AsyncEngine) -> None:
+        pid = engine.pid
+        other = await engine.submit([5, 6, 7], LONG)
+        for prompt, more in wrong:
+            with pytest.raises(RequestError, match="the request cannot be"):
+                await engine.submit(prompt, SHORT, request_id="a", **more)
+        assert sum([len(o.completions[0].token_ids) async for o in other]) == 1000
+        assert (await engine.stats()).running == 0
+        assert engine.pid == pid
+
+    drive(tiny("llama"), test)
+
+
 def test_death_of_a_rank_is_noticed_when_idle(tiny: Callable[[str], str]) -> None:
     async def test(engine: AsyncEngine) -> None:
         first = engine.pid

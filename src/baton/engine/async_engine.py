@@ -208,14 +208,16 @@ class AsyncEngine:
             raise RequestError(f"request id {name!r} is already in use", param="request_id")
         stream = self._named[name] = Stream(self, answers)
         self._streams |= dict.fromkeys(answers.children, stream)
-        self._child.send(Add(answers.requests(priority=priority, cache_salt=cache_salt)))
         try:
+            self._child.send(Add(answers.requests(priority=priority, cache_salt=cache_salt)))
             await stream.accepted
         except asyncio.CancelledError:
             self.forget(stream)
             raise
-        except BatonError:
+        except Exception as error:
             self._drop(stream)
+            if isinstance(error, TypeError | ValueError | OverflowError):  # it cannot be encoded
+                raise RequestError(f"the request cannot be sent: {error}") from None
             raise
         return stream
 

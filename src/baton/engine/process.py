@@ -65,15 +65,27 @@ class EngineProcess:
             if idle:
                 core.check()
             while self._inbox.poll(1000 if idle else 0):
-                message = self._decoder.decode(self._inbox.recv())
+                message = self._receive()
                 if isinstance(message, Stop):
                     return
-                self._handle(core, message)
+                if message is not None:
+                    self._handle(core, message)
                 idle = False
             if core.has_work():
                 outputs = core.step()
                 if outputs:
                     self.send(Outputs(outputs))
+
+    def _receive(self) -> ToEngine | None:
+        """The next message; None for requests with values of wrong types, which are refused here:
+        callers give them to us unseen, and one of them must not end everybody's engine."""
+        raw = self._inbox.recv()
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            first = msgspec.msgpack.decode(raw)["requests"][0]["request_id"]
+            self.send(Rejected(first, "request", f"the request cannot be read: {error}"))
+            return None
 
     def _handle(self, core: EngineCore, message: Add | Abort | AskStats) -> None:
         if isinstance(message, Add):
