@@ -72,6 +72,11 @@ def test_a_model_is_examined_and_compared_with_itself(
         (["compare", TINY, "--b", "--no-such-flag 1"], "no-such-flag"),
         (["compare", TINY, "--gate", "absent.toml"], "absent.toml"),
         (["compare", "a.json"], "cannot read a.json"),
+        (["http://localhost:1", "--kv-cache-dtype", "bfloat16"], "--kv-cache-dtype: http://"),
+        (
+            ["compare", TINY, "http://localhost:1", "--b", "--threads 1", *SMALL],
+            "--threads: http://",
+        ),
     ],
 )
 def test_mistakes_are_named(

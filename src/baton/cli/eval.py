@@ -134,6 +134,9 @@ def _run(
     _writable(out_file, html)
     part = None if out_file is None else part_of(out_file, resume)
     _writable(part)
+    said = [p.name for p in engine_parameters() if values[p.name] != p.default]
+    if _is_url(model) and (more := [name for name in said if name != "tokenizer"]):
+        raise _engine_only(model, more)
     found = _examine(model, section_of(EvalFlags, values), values, part=part)
     out.print(tables.result(found), width=min(WIDTH, out.width))
     if out_file is not None and part is not None:
@@ -260,6 +263,15 @@ def _write(path: Path | None, text: str) -> None:
     errors.print(f"written to {path}", style="dim", markup=False)
 
 
+def _is_url(subject: str) -> bool:
+    return subject.startswith(("http://", "https://"))
+
+
+def _engine_only(url: str, names: list[str]) -> ConfigError:
+    flags = ", ".join("--" + name.replace("_", "-") for name in names)
+    return ConfigError(f"{flags}: {url} is a server already; give engine flags to `baton serve`")
+
+
 def _examine(
     subject: str,
     flags: EvalFlags,
@@ -267,7 +279,8 @@ def _examine(
     own: str = "",
     part: Path | None = None,
 ) -> Document:
-    """Ask a model or a server everything; `part` keeps what is answered already."""
+    """Ask a model or a server everything; `part` keeps what is answered already. `own`: engine
+    flags of this side alone."""
     from baton.core.progress import Progress
     from baton.evals.resume import Parts
     from baton.evals.run import run
@@ -275,7 +288,9 @@ def _examine(
     from baton.evals.subject import Engine, Server
 
     suite = suite_of(dataclasses.asdict(flags))
-    if subject.startswith(("http://", "https://")):
+    if _is_url(subject):
+        if own:
+            raise _engine_only(subject, list(_parsed(own)))
         from baton.evals.setup import tokenizer_at
 
         tokenizer = tokenizer_at(values.get("tokenizer"))
