@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,gate,align,sample,head] [--out F]
+    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,products,gate,align,sample,head]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -22,6 +22,7 @@ from baton.kv.format import make_views
 from baton.layers.embedding import _wide_linear
 from baton.ops import sample
 from baton.ops.activation import silu_mul
+from baton.ops.mla import head_products
 from baton.ops.norm import add_rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
@@ -101,6 +102,19 @@ def mla(table: Table) -> None:
         parts = [(x[:, :-576].view(tokens, 16, 192), x[:, -576:]) for x in many]
         calls = [partial(mla_heads, *p, weight, 1e-6, turn, view, slots) for p in parts]
         table.add(f"mla norm+rope+store {tokens}", both(calls), moved)
+
+
+def products(table: Table) -> None:
+    """Around absorbed MLA of 16 heads: into the latents, and out of them."""
+    for tokens in (1, 16, 64, 256):
+        for inner, width in ((128, 512), (512, 128)):
+            moved = 2.0 * 16 * (inner * width + tokens * (inner + width))
+            calls = [
+                partial(head_products, randn(tokens, 16, inner), randn(16, inner, width))
+                for _ in range(copies(moved))
+            ]
+            name = f"head products {tokens} x 16 x {inner}x{width}"
+            table.add(name, both(calls), moved, error=compare(calls[0]))
 
 
 def router(table: Table) -> None:
@@ -186,6 +200,7 @@ PARTS = {
     "silu": silu,
     "gqa": gqa,
     "mla": mla,
+    "products": products,
     "gate": router,
     "align": alignment,
     "sample": sampling,

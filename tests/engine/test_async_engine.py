@@ -16,6 +16,7 @@ from baton import AsyncEngine, SamplingParams
 from baton.config.options import EngineOptions
 from baton.core.errors import ConfigError, RequestError, RequestFailed, Unavailable
 from baton.core.request import Output
+from baton.engine.async_engine import AT_ONCE
 from baton.engine.child import EngineChild
 from baton.engine.messages import AskStats
 
@@ -206,6 +207,32 @@ def test_a_reader_that_falls_behind_gets_all_in_one_delta(
             assert len(tokens[1]) == 60 == sum(len(c.logprobs or ()) for c in parts[1])
             assert [part[-1].finish_reason for part in parts] == ["length", "length"]
 
+    drive(tiny("llama"), test)
+
+
+def test_messages_that_wait_are_taken_together(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    receive = EngineChild.receive
+
+    async def counted(self: EngineChild, most: int = 1) -> Any:
+        found = await receive(self, most)
+        sizes.append(len(found))
+        return found
+
+    async def test(engine: AsyncEngine) -> None:
+        stream = await engine.submit([5, 6], LONG)
+        await anext(stream)
+        sizes.clear()
+        time.sleep(1.0)  # not asyncio.sleep: the engine goes on, and nobody listens
+        async for output in stream:
+            if output.finished:
+                break
+        assert max(sizes) > 1
+        assert max(sizes) <= AT_ONCE
+
+    monkeypatch.setattr(EngineChild, "receive", counted)
     drive(tiny("llama"), test)
 
 

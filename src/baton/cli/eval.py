@@ -134,9 +134,10 @@ def _run(
     _writable(out_file, html)
     part = None if out_file is None else part_of(out_file, resume)
     _writable(part)
-    said = [p.name for p in engine_parameters() if values[p.name] != p.default]
-    if _is_url(model) and (more := [name for name in said if name != "tokenizer"]):
-        raise _engine_only(model, more)
+    if _is_url(model):
+        said = [p.name for p in engine_parameters() if values[p.name] != p.default]
+        if engines := [name for name in said if name != "tokenizer"]:
+            raise _engine_only(model, engines)
     found = _examine(model, section_of(EvalFlags, values), values, part=part)
     out.print(tables.result(found), width=min(WIDTH, out.width))
     if out_file is not None and part is not None:

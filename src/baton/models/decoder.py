@@ -109,7 +109,7 @@ class CausalLM(nn.Module):
     def brief(self) -> Brief:
         """See `Model`."""
         mlps = [type(layer.mlp) for layer in self.model.layers]
-        kinds = list(zip(mlps, self.kinds, strict=False))
+        kinds = list(zip(mlps, self.kinds, strict=False))  # the MTP module's is left over
         return Brief(self, [kinds.index(kind) for kind in dict.fromkeys(kinds)])
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

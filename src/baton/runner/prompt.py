@@ -45,11 +45,12 @@ def prompt_rows(
         for start in range(first, row.length, BLOCK):
             stop = min(start + BLOCK, row.length)
             place = slice(end - row.length + start, end - row.length + stop)
+            wanted = slice(max(0, row.score - start), None)
             logprobs = logits(hidden[place]).log_softmax(-1)
             if row.score >= 0:
-                blocks.append(logprobs[max(0, row.score - start) :].cpu())
+                blocks.append(logprobs[wanted].cpu())
             if row.score >= 0 and ahead is not None:
-                drafts.append(logits(ahead[place])[max(0, row.score - start) :].argmax(-1).cpu())
+                drafts.append(logits(ahead[place][wanted]).argmax(-1).cpu())
             if row.prompt_logprobs >= 0:
                 found += _positions(logprobs, targets[start:stop], row.prompt_logprobs)
         if row.score >= 0:
