@@ -40,11 +40,11 @@ class ForwardContext:
 
 @dataclass
 class Hidden:
-    """Tokens between two layers: `x + residual` is the hidden state, `[T, hidden]` each; before the
-    first layer there is no residual."""
+    """Tokens between two layers, `[T, hidden]` each: the hidden states, and those normed for what
+    comes next, a layer or the head."""
 
-    x: torch.Tensor
-    residual: torch.Tensor | None = None
+    normed: torch.Tensor
+    states: torch.Tensor
 
 
 class TensorGroup(Protocol):
@@ -92,10 +92,8 @@ class Model(Protocol):
         """Token ids int64 [T] -> what goes into layer 0."""
 
     def through(self, hidden: Hidden, context: ForwardContext, first: int, last: int) -> Hidden:
-        """Through layers `[first, last)`; their KV is stored. `hidden` may be overwritten."""
-
-    def finish(self, hidden: Hidden) -> torch.Tensor:
-        """What comes out of the last layer -> final normed hidden states [T, hidden]."""
+        """Through layers `[first, last)`; their KV is stored. `hidden` may be overwritten. Behind
+        the last layer `normed` are the final normed hidden states."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [S, hidden] -> float32 logits [S, vocab], the whole vocabulary."""

@@ -96,7 +96,7 @@ def measure_budget(
     torch.cuda.empty_cache()
     allowed = int(total * config.gpu_memory_utilization)
     weights = total - free - pool - (stays - before)
-    # Hidden state and residual of a chunk on its way through the layers.
+    # Hidden states of a chunk on its way through the layers, and those normed.
     kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
     return MemoryBudget(total, allowed, weights, peak - before, kept, graphs)
 

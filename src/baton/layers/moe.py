@@ -9,9 +9,10 @@ from torch import nn
 
 from baton.config.model import MoEConfig
 from baton.layers.mlp import MLP
+from baton.layers.norm import RMSNorm
 from baton.layers.weights import Fill, LayerContext, Source, Weighted, split_even
 from baton.ops.dtypes import wide
-from baton.ops.moe import expert_mlp
+from baton.ops.moe import expert_mlp, expert_mlp_norm
 from baton.ops.router import gate, split_weight
 
 
@@ -105,6 +106,30 @@ class Experts(Weighted):
             x, experts, weights, self.gate_up, self.down, self.wide_combine, shared, self.common
         )
 
+    def add(
+        self,
+        x: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None,
+        residual: torch.Tensor,
+        norm: RMSNorm,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`norm.add(self(...), residual)`, in one kernel where there is one."""
+        return expert_mlp_norm(
+            x,
+            experts,
+            weights,
+            self.gate_up,
+            self.down,
+            residual,
+            norm.weight,
+            norm.eps,
+            self.wide_combine,
+            shared,
+            self.common,
+        )
+
 
 class MoE(nn.Module):
     """Router, routed experts, shared experts; one sum over ranks for all of it. A shared expert
@@ -121,8 +146,13 @@ class MoE(nn.Module):
             else None
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[T, H] -> [T, H]`, in x's dtype."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[T, H]`, twice -> `(norm(s), s)`, of s = residual + what the layer makes of x."""
         shared = None if self.shared_experts is None else self.shared_experts(x)
-        y: torch.Tensor = self.experts(x, *self.gate(x), shared)
-        return self.group.all_reduce(y)
+        experts, weights = self.gate(x)
+        if self.group.size == 1:
+            return self.experts.add(x, experts, weights, shared, residual, norm)
+        y: torch.Tensor = self.experts(x, experts, weights, shared)
+        return norm.add(self.group.all_reduce(y), residual)

@@ -37,17 +37,19 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
+        normed: torch.Tensor,
+        states: torch.Tensor,
         attention: Attention,
         plan: AttentionPlan,
         view: KVView,
+        following: RMSNorm,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x`, `residual` `[T, hidden]` -> the same; their sum is the hidden state."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, attention, plan, view)
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+        """Hidden states `[T, hidden]`, with `normed` by `input_layernorm` -> normed by `following`,
+        and those that come out. What `following` is, the next layer's norm or the last one, this
+        layer may do in the kernel that ends it."""
+        x = self.self_attn(normed, attention, plan, view)
+        normed, states = self.post_attention_layernorm.add(x, states)
+        if isinstance(self.mlp, MoE):
+            normed, states = self.mlp(normed, states, following)
+            return normed, states
+        return following.add(self.mlp(normed), states)

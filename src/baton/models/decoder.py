@@ -34,8 +34,11 @@ class Decoder(nn.Module):
         hidden = config.hidden_size
         self.embed_tokens = VocabWeight(context, "embed_tokens", config.vocab_size, hidden)
         routed = config.moe_layers or (False,) * config.num_layers
-        self.layers = nn.ModuleList(Block(context, config, one) for one in routed)
+        blocks = [Block(context, config, one) for one in routed]
+        self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(context, "norm", hidden, config.norm_eps)
+        #: what norms the hidden states that go into each layer, and those behind the last one
+        self.norms = [*(block.input_layernorm for block in blocks), self.norm]
 
 
 class CausalLM(nn.Module):
@@ -114,24 +117,22 @@ class CausalLM(nn.Module):
 
     def forward(self, ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Token ids int64 `[T]` -> final normed hidden states `[T, hidden]`; KV is stored."""
-        return self.finish(self.through(self.embed(ids), context, 0, len(self.model.layers)))
+        return self.through(self.embed(ids), context, 0, len(self.model.layers)).normed
 
     def embed(self, ids: torch.Tensor) -> Hidden:
         """See `Model`."""
-        return Hidden(self.model.embed_tokens.embed(ids))
+        states = self.model.embed_tokens.embed(ids)
+        return Hidden(self.model.norms[0](states), states)
 
     def through(self, hidden: Hidden, context: ForwardContext, first: int, last: int) -> Hidden:
         """See `Model`."""
-        x, residual = hidden.x, hidden.residual
         for i in range(first, last):
             layer, view, kind = self.model.layers[i], context.kv[i], self.kinds[i]
-            x, residual = layer(x, residual, self.attentions[kind], context.plan[kind], view)
-        return Hidden(x, residual)
-
-    def finish(self, hidden: Hidden) -> torch.Tensor:
-        """See `Model`."""
-        assert hidden.residual is not None, "a model has at least one layer"
-        return self.model.norm.add(hidden.x, hidden.residual)[0]
+            attention, plan, following = self.attentions[kind], context.plan[kind], i + 1
+            hidden.normed, hidden.states = layer(
+                hidden.normed, hidden.states, attention, plan, view, self.model.norms[following]
+            )
+        return hidden
 
     def draft(
         self, hidden: torch.Tensor, following: torch.Tensor, context: ForwardContext
@@ -159,7 +160,7 @@ class Brief:
         self.kv_shapes = whole.kv_shapes
         self.graphable, self.graph_prompts = whole.graphable, whole.graph_prompts
         self.plan, self.logits = whole.plan, whole.logits
-        self.embed, self.through, self.finish = whole.embed, whole.through, whole.finish
+        self.embed, self.through = whole.embed, whole.through
         self.drafts, self.draft = whole.drafts, whole.draft
 
     def brief(self) -> Brief:
@@ -171,4 +172,4 @@ class Brief:
         hidden = self.embed(ids)
         for i in self._layers:
             hidden = self.through(hidden, context, i, i + 1)
-        return self.finish(hidden)
+        return hidden.normed

@@ -44,8 +44,9 @@ class MTP(nn.Module):
     ) -> torch.Tensor:
         """`hidden [T, H]`, `following [T, H]` embeddings of the tokens behind -> `[T, H]`."""
         x = self.eh_proj(torch.cat((self.enorm(following), self.hnorm(hidden)), -1))
-        x, residual = self.block(x, None, attention, plan, view)
-        return self.norm.add(x, residual)[0]
+        normed = self.block.input_layernorm(x)
+        found: torch.Tensor = self.block(normed, x, attention, plan, view, self.norm)[0]
+        return found
 
 
 def checkpoint_name(name: str, layers: int) -> str:

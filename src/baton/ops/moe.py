@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
 from baton.ops.activation import silu_mul
 from baton.ops.dispatch import on_gpu
 from baton.ops.dtypes import wide
+from baton.ops.norm import add_rms_norm, has_kernel
+
+if TYPE_CHECKING:
+    from baton.ops.triton.combine import Products
 
 #: Tokens from which experts that all of them visit are cheaper as dense products.
 SHARED_DENSE_FROM = 2048
@@ -52,20 +58,9 @@ def expert_mlp(
     Returns:
         `[T, H]` in x's dtype. The plain path reads expert counts on the host; the kernels do not.
     """
-    if on_gpu(x, gate_up, down):
-        from baton.ops.triton import moe as kernels
-
-        if kernels.supported(x, gate_up, down):
-            if common and shared is None and x.shape[0] >= SHARED_DENSE_FROM:
-                shared = dense_mlp(x, gate_up[-common:], down[-common:])
-                experts, weights = experts[:, :-common], weights[:, :-common]
-                gate_up, down, common = gate_up[:-common], down[:-common], 0
-            mean = experts.numel() / gate_up.shape[0]
-            if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
-                from baton.ops.triton import moe_library
-
-                return moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
-            return kernels.expert_mlp(x, experts, weights, gate_up, down, shared, common)
+    products = _products(x, experts, weights, gate_up, down, shared, common)
+    if products is not None:
+        return products.sum()
     top_k = experts.shape[1]
     order = experts.flatten().argsort(stable=True)
     tokens = order // top_k
@@ -83,6 +78,57 @@ def expert_mlp(
         out.index_add_(0, rows, part)
         start += count
     return (out if shared is None else out + shared).to(x.dtype)
+
+
+def expert_mlp_norm(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    wide_combine: bool = True,
+    shared: torch.Tensor | None = None,
+    common: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm(expert_mlp(...), residual, norm, eps)`, bit for bit; on a GPU the sum, the
+    addition and the norm are one kernel."""
+    if has_kernel(residual, norm):
+        products = _products(x, experts, weights, gate_up, down, shared, common)
+        if products is not None:
+            return products.add_rms_norm(residual, norm, eps)
+    y = expert_mlp(x, experts, weights, gate_up, down, wide_combine, shared, common)
+    return add_rms_norm(y, residual, norm, eps)
+
+
+def _products(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: torch.Tensor | None,
+    common: int,
+) -> Products | None:
+    """`expert_mlp` up to its sum, where kernels do it."""
+    if not on_gpu(x, gate_up, down):
+        return None
+    from baton.ops.triton import moe as kernels
+
+    if not kernels.supported(x, gate_up, down):
+        return None
+    if common and shared is None and x.shape[0] >= SHARED_DENSE_FROM:
+        shared = dense_mlp(x, gate_up[-common:], down[-common:])
+        experts, weights = experts[:, :-common], weights[:, :-common]
+        gate_up, down, common = gate_up[:-common], down[:-common], 0
+    mean = experts.numel() / gate_up.shape[0]
+    if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
+        from baton.ops.triton import moe_library
+
+        return moe_library.products(x, experts, weights, gate_up, down, shared)
+    return kernels.products(x, experts, weights, gate_up, down, shared, common)
 
 
 def dense_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,11 @@ from baton.ops.dtypes import wide
 _WIDEST_KERNEL = 16384
 
 
+def has_kernel(x: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether a kernel norms rows of x, beside `others`."""
+    return on_gpu(x, *others) and x.shape[-1] <= _WIDEST_KERNEL
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 
@@ -23,7 +28,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         `[..., D]` in x's dtype; the normalised value is rounded to it before the weight is
         applied, as the families' training code does.
     """
-    if on_gpu(x, weight) and x.shape[-1] <= _WIDEST_KERNEL:
+    if has_kernel(x, weight):
         from baton.ops.triton import norm as kernels
 
         return kernels.rms_norm(x, weight, eps)
@@ -36,7 +41,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`(rms_norm(x + residual), x + residual)`; shapes and dtypes as in `rms_norm`."""
-    if on_gpu(x, residual, weight) and x.shape[-1] <= _WIDEST_KERNEL:
+    if has_kernel(x, residual, weight):
         from baton.ops.triton import norm as kernels
 
         return kernels.add_rms_norm(x, residual, weight, eps)

@@ -81,4 +81,4 @@ class UnderWay:
         inputs = chunk.inputs
         if row.sample:  # only now known: the rows before it did not end
             inputs = replace(inputs, sample_rows=[0], sample_index=inputs.lengths - 1)
-        return inputs, chunk.context, self._model.finish(chunk.hidden)
+        return inputs, chunk.context, chunk.hidden.normed

@@ -96,7 +96,7 @@ def test_experts(case: str, tokens: int, dtype: torch.dtype) -> None:
     down = (torch.randn(count, hidden, inner) * inner**-0.5).to(dtype)
     gate_up[~torch.isin(torch.arange(count), experts)] = torch.nan  # never touched
     shared = torch.randn(tokens, hidden).to(dtype) if case != "same" else None
-    out = moe.expert_mlp(x, experts, weights, gate_up, down, shared)
+    out = moe.products(x, experts, weights, gate_up, down, shared).sum()
     want = oracle(x, experts, weights, gate_up, down, shared)
     limit = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 2e-2}[
         dtype
@@ -116,7 +116,7 @@ def test_experts_that_all_tokens_visit(case: str, tokens: int, common: int) -> N
     x = torch.randn(tokens, hidden)
     gate_up = torch.randn(count + common, 2 * inner, hidden) * hidden**-0.5
     down = torch.randn(count + common, hidden, inner) * inner**-0.5
-    out = moe.expert_mlp(x, experts, weights, gate_up, down, None, common)
+    out = moe.products(x, experts, weights, gate_up, down, None, common).sum()
     assert error(out, oracle(x, experts, weights, gate_up, down)) < 2e-6
 
 
@@ -132,7 +132,7 @@ def test_every_tile_shape(mean: int) -> None:
     weights = torch.rand(tokens, 1)
     if tokens <= moe.DIRECT_PAIRS:
         pytest.skip("no tiles are shared")
-    out = moe.expert_mlp(x, experts, weights, gate_up, down)
+    out = moe.products(x, experts, weights, gate_up, down).sum()
     assert error(out, oracle(x, experts, weights, gate_up, down)) < 1e-3
 
 
@@ -225,5 +225,5 @@ def test_grouped_gemm_of_the_library(case: str) -> None:
     x, shared = torch.randn(2, tokens, hidden).bfloat16()
     gate_up = (torch.randn(count, 2 * inner, hidden) * hidden**-0.5).bfloat16()
     down = (torch.randn(count, hidden, inner) * inner**-0.5).bfloat16()
-    out = moe_library.expert_mlp(x, experts, weights, gate_up, down, shared)
+    out = moe_library.products(x, experts, weights, gate_up, down, shared).sum()
     assert error(out, oracle(x, experts, weights, gate_up, down, shared)) < 2e-2

@@ -1,4 +1,4 @@
-"""Routed experts: align, gate-up GEMM with SiLU, down GEMM, weighted sum. Four launches.
+"""Routed experts: align, gate-up GEMM with SiLU, down GEMM; what they make, `combine` adds up.
 
 FLOPs: `6 T K H I`. Bytes at decode: the weights of the experts touched, `3 H I` elements each,
 and little beside. Tokens are sorted by expert on the device and each expert's share is padded to
@@ -24,6 +24,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from baton.ops.triton.align import Alignment, align
+from baton.ops.triton.combine import Products
 from baton.ops.triton.common import dot, follow, overlapping
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
@@ -128,58 +129,6 @@ def _grouped_gemm(
               BM, N, K, BN, BK, GATED, SWAP, True)  # fmt: skip
 
 
-@triton.jit
-def _combine(
-    y, weights, place, shared, out, shared_stride,
-    WIDTH: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr, BLOCK: tl.constexpr,
-    DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """`out[t] = sum_k weights[t, k] y[place[t, k]] (+ shared[t])`."""
-    follow()
-    token = tl.program_id(0).to(tl.int64)
-    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = col < WIDTH
-    total = tl.zeros([BLOCK], tl.float32)
-    for k in tl.static_range(TOP_K):
-        pair = token * TOP_K + k
-        if DIRECT_M > 0:
-            if k < ROUTED:
-                row = (token * ROUTED + k) * DIRECT_M
-            else:
-                row = (tl.num_programs(0) * ROUTED + (k - ROUTED)) * DIRECT_M + token
-        else:
-            row = tl.load(place + pair).to(tl.int64)
-        part = tl.load(y + row * WIDTH + col, mask=mask, other=0.0).to(tl.float32)
-        total += part * tl.load(weights + pair).to(tl.float32)
-    if SHARED:
-        total += tl.load(shared + token * shared_stride + col, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + token * WIDTH + col, total.to(out.dtype.element_ty), mask=mask)
-
-
-def combine(
-    y: torch.Tensor,
-    weights: torch.Tensor,
-    place: torch.Tensor,
-    shared: torch.Tensor | None,
-    direct_m: int = 0,
-    common: int = 0,
-) -> torch.Tensor:
-    """Sum of each token's rows of `y [P, H]`, weighted by `weights [T, K]`, at `place` int32
-    `[T * K]`, plus `shared [T, H]`; in y's dtype, summed in float32. With `direct_m` rows lie in
-    tiles of that many, as `_grouped_gemm` puts them without alignment."""
-    tokens, top_k = weights.shape
-    width = y.shape[1]
-    out = torch.empty(tokens, width, dtype=y.dtype, device=y.device)
-    block = min(1024, triton.next_power_of_2(width))
-    extra = out if shared is None else shared
-    _combine[(tokens, triton.cdiv(width, block))](
-        y, weights, place, extra, out, extra.stride(0),
-        WIDTH=width, TOP_K=top_k, ROUTED=top_k - common, BLOCK=block, DIRECT_M=direct_m,
-        SHARED=shared is not None, num_warps=4, launch_pdl=overlapping(),
-    )  # fmt: skip
-    return out
-
-
 def _gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -216,7 +165,7 @@ def supported(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> boo
     )
 
 
-def expert_mlp(
+def products(
     x: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
@@ -224,12 +173,12 @@ def expert_mlp(
     down: torch.Tensor,
     shared: torch.Tensor | None = None,
     common: int = 0,
-) -> torch.Tensor:
-    """See `ops.moe.expert_mlp`; one dtype for x and the weights; always sums in float32."""
+) -> Products:
+    """See `ops.moe.expert_mlp`, whose sum is left; one dtype for x and the weights."""
     tokens, top_k = experts.shape
     count, hidden, inner = down.shape
     if tokens == 0:
-        return torch.empty(0, hidden, dtype=x.dtype, device=x.device)
+        return Products(x.new_empty(0, hidden), weights, experts, shared)
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, weights = experts.contiguous(), weights.contiguous()
     routed, size = tokens * (top_k - common), x.dtype.itemsize
@@ -246,4 +195,4 @@ def expert_mlp(
     _gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
     y = torch.empty(positions, hidden, dtype=x.dtype, device=x.device)
     _gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
-    return combine(y, weights, plan.place, shared, first.m if direct else 0, common)
+    return Products(y, weights, plan.place, shared, first.m if direct else 0, common)

@@ -11,20 +11,21 @@ import torch
 
 from baton.ops.triton.activation import silu_mul
 from baton.ops.triton.align import align
-from baton.ops.triton.moe import combine
+from baton.ops.triton.combine import Products
 
 
-def expert_mlp(
+def products(
     x: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     shared: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See `ops.moe.expert_mlp`; bfloat16 only. Group sizes stay on the device."""
+) -> Products:
+    """See `ops.moe.expert_mlp`, whose sum is left; bfloat16 only. Groups' sizes stay on the
+    device."""
     plan = align(experts.contiguous(), gate_up.shape[0], 1)
     rows = x.index_select(0, plan.rows.div(experts.shape[1], rounding_mode="floor"))
     middle = silu_mul(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=plan.ends))
     y = torch._grouped_mm(middle, down.transpose(1, 2), offs=plan.ends)
-    return combine(y, weights.contiguous(), plan.place, shared)
+    return Products(y, weights.contiguous(), plan.place, shared)

@@ -16,6 +16,15 @@ from baton.ops.triton.common import follow, overlapping
 _TILE = 2048  # elements that a program of short rows takes
 
 
+@triton.jit
+def normed(value, weight, eps, DIM: tl.constexpr):
+    """RMSNorm of rows `value [ROWS, BLOCK]`, 0 behind column DIM; `weight [1, BLOCK]` float32."""
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)
+    # Rounded before the weight, like the reference.
+    return ((wide * scale[:, None]).to(value.dtype).to(tl.float32) * weight).to(value.dtype)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x, residual, weight, out, total, rows, x_stride, residual_stride, eps,
@@ -27,16 +36,19 @@ def _rms_norm(
     w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
     follow()
     value = tl.load(x + row * x_stride + col, mask=mask, other=0.0)
-    dtype = value.dtype
     if ADD:
         more = tl.load(residual + row * residual_stride + col, mask=mask, other=0.0)
-        value = (value.to(tl.float32) + more.to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) + more.to(tl.float32)).to(value.dtype)
         tl.store(total + row * DIM + col, value, mask=mask)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)
-    # Rounded before the weight, like the reference.
-    normed = (wide * scale[:, None]).to(dtype).to(tl.float32)
-    tl.store(out + row * DIM + col, (normed * w).to(dtype), mask=mask)
+    tl.store(out + row * DIM + col, normed(value, w, eps, DIM), mask=mask)
+
+
+def program(count: int, dim: int) -> tuple[int, int, int]:
+    """Rows of a program, columns (a power of two), and warps, for `count` rows of `dim`. Sums run
+    in an order that depends on these."""
+    block = triton.next_power_of_2(dim)
+    rows = max(1, _TILE // block) if count > 256 else 1
+    return rows, block, min(16, max(1, block * rows // 512))
 
 
 def _launch(
@@ -49,13 +61,13 @@ def _launch(
     more = more if more.stride(1) == 1 else more.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = out if residual is None else torch.empty_like(out)
-    count, block = flat.shape[0], triton.next_power_of_2(dim)
-    rows = max(1, _TILE // block) if count > 256 else 1
+    count = flat.shape[0]
+    rows, block, warps = program(count, dim)
     if count:
         _rms_norm[(triton.cdiv(count, rows),)](
             flat, more, weight, out, total, count, flat.stride(0), more.stride(0), eps,
             DIM=dim, BLOCK=block, ROWS=rows, ADD=residual is not None,
-            num_warps=min(16, max(1, block * rows // 512)), launch_pdl=overlapping(),
+            num_warps=warps, launch_pdl=overlapping(),
         )  # fmt: skip
     return out, total
 
