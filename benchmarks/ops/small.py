@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,products,gate,align,sample,head]
+    python benchmarks/ops/small.py [--only norm,combine,silu,gqa,mla,products,gate,align,sample,...]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -64,6 +64,32 @@ def norm(table: Table) -> None:
         pairs = [(randn(tokens, dim), randn(tokens, dim)) for _ in range(copies(moved))]
         calls = [partial(add_rms_norm, *p, weight, 1e-5) for p in pairs]
         table.add(f"add+norm {tokens}x{dim}", both(calls), moved, error=compare(calls[0]))
+
+
+def combine(table: Table) -> None:
+    """The sum of a token's experts with the next norm: one kernel, or one behind the other,
+    whose bits must be the same: the error is 0."""
+    from baton.ops.triton.combine import Products
+
+    for top_k, hidden in ((8, 2048), (9, 4096)):
+        norm = randn(hidden)
+        for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
+            moved = tokens * hidden * (2.0 * top_k + 6)
+            weights = torch.rand(tokens, top_k, device="cuda")
+            many = []
+            for _ in range(copies(moved)):
+                place = torch.randperm(tokens * top_k, device="cuda").int()
+                y, residual = randn(tokens * top_k, hidden), randn(tokens, hidden)
+                many.append((Products(y, weights, place), residual))
+            fused = [partial(p.add_rms_norm, r, norm, 1e-5) for p, r in many]
+            apart = [partial(summed_then_normed, p, r, norm) for p, r in many]
+            wrong = relative_error(fused[0]()[0], apart[0]()[0])
+            times = {"fused": attempt(fused), "separate": attempt(apart)}
+            table.add(f"sum {top_k}+add+norm {tokens}x{hidden}", times, moved, error=wrong)
+
+
+def summed_then_normed(products: Any, residual: torch.Tensor, norm: torch.Tensor) -> Any:
+    return add_rms_norm(products.sum(), residual, norm, 1e-5)
 
 
 def silu(table: Table) -> None:
@@ -197,6 +223,7 @@ def head(table: Table) -> None:
 
 PARTS = {
     "norm": norm,
+    "combine": combine,
     "silu": silu,
     "gqa": gqa,
     "mla": mla,

@@ -13,7 +13,7 @@ from baton.ops import moe as plain_moe
 from baton.ops import sample
 from baton.ops.activation import silu_mul
 from baton.ops.mla import head_products
-from baton.ops.moe import expert_mlp
+from baton.ops.moe import expert_mlp, expert_mlp_norm
 from baton.ops.norm import add_rms_norm, rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
@@ -113,6 +113,31 @@ def test_experts_that_all_tokens_visit(
     want = oracle(x, experts, weights, gate_up, down, torch.zeros_like(x), some)
     assert error(out[some], want) < 8e-3
     assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, common=common))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 16, 64, 256, 257, 3000])
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 6, 2, 512, 352), (64, 6, 2, 2048, 352), (32, 8, 1, 4096, 192), (16, 4, 0, 2880, 96)],
+)
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_next_norm_in_the_kernel_of_the_sum_changes_no_bit(
+    experts_weights, apart, shape, tokens
+) -> None:
+    count, top_k, common, hidden, inner = shape
+    gate_up, down = experts_weights(count + common, hidden, inner, BF16)
+    x, residual, shared = torch.randn(3, tokens, hidden, device="cuda", dtype=BF16)
+    columns = torch.arange(count, count + common, device="cuda").expand(tokens, -1)
+    experts = torch.cat((routing("skewed", tokens, count, top_k), columns), 1)
+    weights = torch.rand(tokens, top_k + common, device="cuda")
+    norm = torch.rand(hidden, device="cuda", dtype=BF16) + 0.5
+    parts = x, experts, weights, gate_up, down
+    rest = {"shared": shared if apart else None, "common": common}
+    out, total = expert_mlp_norm(*parts, residual, norm, 1e-5, **rest)
+    want, want_total = add_rms_norm(expert_mlp(*parts, **rest), residual, norm, 1e-5)
+    assert out.isfinite().all()
+    assert torch.equal(out, want)
+    assert torch.equal(total, want_total)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 512, 352), (4, 2, 1024, 192)])
@@ -278,7 +303,8 @@ def test_overlapping_kernels_wait_for_one_another() -> None:
         total = y
         for _ in range(8):
             y, total = add_rms_norm(y, total, weight, 1e-5)
-            y = expert_mlp(y, *gate(y, router, bias, moe), gate_up, down, common=2)
+            chosen = gate(y, router, bias, moe)
+            y, total = expert_mlp_norm(y, *chosen, gate_up, down, total, weight, 1e-5, common=2)
         return y
 
     inputs = [torch.randn(64, 512, device="cuda", dtype=BF16) for _ in range(4)]

@@ -32,16 +32,27 @@ class Hopper:
 
 @dataclass(frozen=True)
 class Compiled:
-    """registers, local bytes (spills) and shared bytes of a kernel, and its machine code."""
+    """registers, local bytes (spills) and shared bytes of a kernel, its machine code, and what
+    each of its reductions is over: shape, type and how that lies in threads."""
 
     registers: int
     local: int
     shared: int
     sass: str
+    reductions: list[str]
 
     def count(self, word: str) -> int:
         """Lines of machine code that hold `word`."""
         return sum(word in line for line in self.sass.splitlines())
+
+    def first(self, word: str) -> int:
+        """The first line of machine code that holds `word`."""
+        return next(i for i, line in enumerate(self.sass.splitlines()) if word in line)
+
+    def last(self, word: str) -> int:
+        """The last one."""
+        lines = self.sass.splitlines()
+        return len(lines) - 1 - next(i for i, line in enumerate(lines[::-1]) if word in line)
 
 
 def compile_sm90(
@@ -51,6 +62,7 @@ def compile_sm90(
     unaligned: tuple[str, ...] = (),
     num_warps: int = 4,
     num_stages: int = 3,
+    maxnreg: int | None = None,
 ) -> Compiled:
     """Args map names to Triton types ("*bf16", "i32", "fp32"); pointers and integers count as
     divisible by 16, as the launcher would find, except those in `unaligned`."""
@@ -61,7 +73,7 @@ def compile_sm90(
     source = ASTSource(
         kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attrs
     )
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     before, driver._active = driver._active, Hopper()
     try:
         found = triton.compile(source, options=options)
@@ -75,7 +87,14 @@ def compile_sm90(
         int(re.search(rf"{word}:(\d+)", usage)[1])  # type: ignore[index]
         for word in ("REG", "STACK", "LOCAL")
     )
-    return Compiled(registers, stack + local, found.metadata.shared, sass)
+    reductions = _reductions(found.asm["ttgir"])
+    return Compiled(registers, stack + local, found.metadata.shared, sass, reductions)
+
+
+def _reductions(text: str) -> list[str]:
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg.*)$", text, re.MULTILINE))
+    found = re.findall(r'"tt\.reduce"[\s\S]*?: \(tensor<([^,>]+), (#\w+)>', text)
+    return [f"{shape} {layouts[name]}" for shape, name in found]
 
 
 def _run(tool: str, *args: str) -> str:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
-from baton.ops.moe import dense_mlp, expert_mlp
+from baton.ops.moe import dense_mlp, expert_mlp, expert_mlp_norm
 from baton.ops.router import route
 
 
@@ -42,6 +42,23 @@ def test_experts_against_one_by_one(case: str, dtype: torch.dtype, wide_combine:
     assert out.dtype == dtype
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
     assert (out - want).norm() <= tolerance * want.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_experts_up_to_the_next_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    experts = CHOICES["mixed"]
+    x, residual, shared = torch.randn(3, experts.shape[0], 10).to(dtype)
+    gate_up, down = torch.randn(7, 12, 10).to(dtype), torch.randn(7, 10, 6).to(dtype)
+    weights, norm = torch.rand(experts.shape), torch.rand(10).to(dtype)
+    parts = x, experts, weights, gate_up, down
+    out, total = expert_mlp_norm(*parts, residual, norm, 1e-5, shared=shared)
+    want = one_by_one(*parts) + shared.double() + residual.double()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.05}[dtype]
+    assert (total - want).norm() <= tolerance * want.norm()
+    want = F.rms_norm(want, (10,), norm.double(), 1e-5)
+    assert (out - want).norm() <= tolerance * want.norm()
+    assert out.dtype == total.dtype == dtype
 
 
 def test_bias_decides_the_choice_and_not_the_weight() -> None:

@@ -86,7 +86,9 @@ def test_experts_at_every_number_of_tokens(
     def step(tokens: int) -> None:
         x, _ = norm.add_rms_norm(empty(tokens, hidden), empty(tokens, hidden), scale, 1e-5)
         chosen = router.gate(x, weight, bias, config, split)
-        moe.expert_mlp(x, *chosen, gate_up, down, common=config.shared_experts)
+        parts, shared = (x, *chosen, gate_up, down), {"common": config.shared_experts}
+        moe.expert_mlp(*parts, **shared)  # of a rank among several
+        moe.expert_mlp_norm(*parts, empty(tokens, hidden), scale, 1e-5, **shared)
         activation.silu_mul(empty(tokens, 2 * 1024))
 
     covered(launched, step, compiled_sizes(), range(1, MOST + 1))

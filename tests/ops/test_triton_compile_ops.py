@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import activation, align, heads, moe, norm, qkv, router, sample
+from baton.ops.triton import activation, align, combine, heads, moe, norm, qkv, router, sample
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 from helpers.sm90 import Compiled, compile_sm90
 
@@ -101,15 +101,15 @@ KERNELS["align place"] = (
     {"num_warps": 8, "unaligned": ("pairs", "chunks", "chunk_size", "count", "block_m")},
 )
 KERNELS["combine"] = (
-    moe._combine,
+    combine._combine,
     {"y": B, "weights": F, "place": "*i32", "shared": B, "out": B, "shared_stride": "i32"},
     {"WIDTH": 4096, "TOP_K": 8, "ROUTED": 8, "BLOCK": 1024, "DIRECT_M": 0, "SHARED": True},
-    {},
+    {"maxnreg": combine.REGISTERS},
 )
 KERNELS["combine direct"] = (
     *KERNELS["combine"][:2],
     {"WIDTH": 4096, "TOP_K": 9, "ROUTED": 8, "BLOCK": 1024, "DIRECT_M": 16, "SHARED": False},
-    {},
+    {"maxnreg": combine.REGISTERS},
 )
 KERNELS["norm"] = (
     norm._rms_norm,
@@ -214,6 +214,55 @@ KERNELS["sample: pick"] = (
     {"BLOCKS": 59, "LANES": 64, "RANDOM": True},
     {"num_warps": 1},
 )  # fmt: skip
+
+
+def combine_norm(
+    tokens: int, dim: int, top_k: int, tile: int, shared: bool, aligned: bool = True
+) -> Compiled:
+    _, block, warps = norm.program(tokens, dim)
+    return compile_sm90(
+        combine._combine_norm,
+        {
+            **dict.fromkeys(("y", "shared", "residual", "norm", "out", "total"), B),
+            "weights": F, "place": "*i32", **ints("shared_stride residual_stride"), "eps": "fp32",
+        },
+        {
+            "WIDTH": dim, "TOP_K": top_k, "ROUTED": top_k - 1, "BLOCK": block, "DIRECT_M": tile,
+            "SHARED": shared,
+        },
+        () if aligned else ("shared_stride", "residual_stride"),
+        num_warps=warps, maxnreg=combine.REGISTERS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dim, top_k", [(2048, 8), (4096, 9), (7168, 9), (2880, 4), (16384, 9)])
+@pytest.mark.parametrize("tokens", [64, 1024])
+@pytest.mark.parametrize("tile, shared", [(0, True), (0, False), (16, False)])
+def test_combine_norm(tokens: int, dim: int, top_k: int, tile: int, shared: bool) -> None:
+    made = combine_norm(tokens, dim, top_k, tile, shared)
+    assert made.local == 0
+    # All rows, norm and residual are on their way before anything waits for one of them.
+    _, block, warps = norm.program(tokens, dim)
+    pieces = max(1, block // (warps * 256))
+    assert made.count("LDG.E.128") == (top_k + 2 + shared) * pieces
+    if pieces == 1:
+        assert made.last("LDG.E.128") < made.first("FFMA")
+
+
+@pytest.mark.parametrize("dim", [64, 2048, 2056, 2880, 4096, 7168, 16384])
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_norms_alone_and_behind_the_experts_add_in_the_same_order(tokens: int, dim: int) -> None:
+    rows, block, warps = norm.program(tokens, dim)
+    if rows > 1:
+        pytest.skip("several rows to a program: the norm is a kernel of its own")
+    strides = ("x_stride", "residual_stride") if dim % 16 else ()
+    alone = compile_sm90(
+        *KERNELS["norm"][:2], {"DIM": dim, "BLOCK": block, "ROWS": 1, "ADD": True},
+        ("rows", *strides), num_warps=warps,
+    )  # fmt: skip
+    behind = combine_norm(tokens, dim, 8, 0, True, aligned=dim % 16 == 0)
+    assert len(alone.reductions) == 1
+    assert alone.reductions == behind.reductions
 
 
 @pytest.mark.parametrize("name", KERNELS)

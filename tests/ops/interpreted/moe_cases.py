@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
 from baton.ops import router as plain_router
-from baton.ops.triton import moe, moe_library, router
+from baton.ops.triton import moe, moe_library, norm, router
 from baton.ops.triton.align import align
+from baton.ops.triton.combine import Products
 
 
 def error(out: torch.Tensor, want: torch.Tensor) -> float:
@@ -118,6 +119,72 @@ def test_experts_that_all_tokens_visit(case: str, tokens: int, common: int) -> N
     down = torch.randn(count + common, hidden, inner) * inner**-0.5
     out = moe.products(x, experts, weights, gate_up, down, None, common).sum()
     assert error(out, oracle(x, experts, weights, gate_up, down)) < 2e-6
+
+
+@pytest.mark.parametrize(
+    "tokens, hidden, dtype",
+    [
+        (1, 136, torch.float32),
+        (9, 2056, torch.bfloat16),
+        (5, 2056, torch.float16),
+        (257, 24, torch.float16),  # several narrow rows to a program of the norm
+    ],
+)
+@pytest.mark.parametrize(
+    "tile, common, shared", [(0, 0, False), (0, 0, True), (16, 0, True), (16, 2, False)]
+)
+def test_sum_and_norm_in_one_kernel_change_no_bit(
+    tile: int, common: int, shared: bool, tokens: int, hidden: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(tokens)
+    top_k = 3 + common
+    if tile:  # one for each routed pair, then `common` whose rows are the tokens
+        rows = (tokens * 3 + common) * max(tile, tokens)
+        tile = max(tile, tokens)
+        place = torch.empty(0, dtype=torch.int32)
+    else:
+        rows = tokens * top_k + 40
+        place = torch.randperm(rows)[: tokens * top_k].int()
+    y = torch.full((rows, hidden), torch.nan, dtype=dtype)  # of which some is never written
+    written = place.long() if not tile else positions(tokens, 3, common, tile)
+    y[written] = torch.randn(len(written), hidden).to(dtype)
+    weights = torch.rand(tokens, top_k)
+    wide = torch.full((tokens, hidden + 8), torch.nan, dtype=dtype)
+    wide[:, :hidden] = torch.randn(tokens, hidden)
+    extra = torch.randn(tokens, hidden).to(dtype) if shared else None
+    products = Products(y, weights, place, extra, tile, common)
+    weight = (torch.rand(hidden) + 0.5).to(dtype)
+    out, total = products.add_rms_norm(wide[:, :hidden], weight, 1e-5)
+    want, want_total = norm.add_rms_norm(products.sum(), wide[:, :hidden], weight, 1e-5)
+    assert out.isfinite().all()
+    assert torch.equal(out, want)
+    assert torch.equal(total, want_total)
+
+
+def positions(tokens: int, routed: int, common: int, tile: int) -> torch.Tensor:
+    """Rows that are written without alignment."""
+    alone = torch.arange(tokens * routed) * tile
+    together = (tokens * routed + torch.arange(common)[:, None]) * tile + torch.arange(tokens)
+    return torch.cat((alone, together.flatten()))
+
+
+@pytest.mark.parametrize("tokens", [0, 4, 60])
+def test_experts_up_to_the_next_norm(tokens: int) -> None:
+    torch.manual_seed(0)
+    count, top_k, hidden, inner, common = 6, 3, 136, 72, 2
+    experts = with_common(choices("uniform", tokens, count, top_k), count, common)
+    weights = torch.rand(tokens, top_k + common)
+    x, residual = torch.randn(2, tokens, hidden)
+    gate_up = torch.randn(count + common, 2 * inner, hidden) * hidden**-0.5
+    down = torch.randn(count + common, hidden, inner) * inner**-0.5
+    weight = torch.rand(hidden) + 0.5
+    products = moe.products(x, experts, weights, gate_up, down, None, common)
+    out, total = products.add_rms_norm(residual, weight, 1e-5)
+    assert out.shape == total.shape == (tokens, hidden)
+    if tokens:
+        want = oracle(x, experts, weights, gate_up, down) + residual.double()
+        assert error(total, want) < 2e-6
+        assert error(out, F.rms_norm(want, (hidden,), weight.double(), 1e-5)) < 2e-6
 
 
 @pytest.mark.parametrize("mean", [2, 15, 40, 100])

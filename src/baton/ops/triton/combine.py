@@ -18,15 +18,17 @@ import triton.language as tl
 from baton.ops.triton.common import follow, overlapping
 from baton.ops.triton.norm import add_rms_norm, normed, program
 
+#: Registers of a thread: enough for all of a token's rows to be on their way at once. Left alone,
+#: the assembler makes do with fewer, and loads a row or two at a time.
+REGISTERS = 128
+
 
 @triton.jit
-def _total(
-    y, weights, place, shared, token, col, mask, shared_stride,
-    WIDTH: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr,
-    DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """`sum_k weights[token, k] y[place[token, k]] (+ shared[token])` at columns `col`, float32."""
-    total = tl.zeros(col.shape, tl.float32)
+def _pairs(
+    weights, place, token, TOP_K: tl.constexpr, ROUTED: tl.constexpr, DIRECT_M: tl.constexpr
+):
+    """The rows of a token's pairs, and their weights. Known before the kernel ahead began."""
+    rows, scales = (), ()
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         if DIRECT_M > 0:
@@ -35,11 +37,21 @@ def _total(
             else:
                 row = (tl.num_programs(0) * ROUTED + (k - ROUTED)) * DIRECT_M + token
         else:
-            row = tl.load(place + pair).to(tl.int64)
-        part = tl.load(y + row * WIDTH + col, mask=mask, other=0.0).to(tl.float32)
-        total += part * tl.load(weights + pair).to(tl.float32)
-    if SHARED:
-        total += tl.load(shared + token * shared_stride + col, mask=mask, other=0.0).to(tl.float32)
+            row = tl.load(place + pair, cache_modifier=".cg").to(tl.int64)
+        rows += (row,)  # type: ignore[assignment]
+        scales += (tl.load(weights + pair, cache_modifier=".cg").to(tl.float32),)  # type: ignore[assignment]
+    return rows, scales
+
+
+@triton.jit
+def _total(y, rows, scales, more, col, mask, WIDTH: tl.constexpr, TOP_K: tl.constexpr):
+    """`sum_k scales[k] y[rows[k]]`, and `more` unless None, at columns `col`: float32."""
+    total = tl.zeros(col.shape, tl.float32)
+    for k in tl.static_range(TOP_K):
+        part = tl.load(y + rows[k] * WIDTH + col, mask=mask, other=0.0)
+        total += part.to(tl.float32) * scales[k]
+    if more is not None:
+        total += more
     return total
 
 
@@ -49,12 +61,16 @@ def _combine(
     WIDTH: tl.constexpr, TOP_K: tl.constexpr, ROUTED: tl.constexpr, BLOCK: tl.constexpr,
     DIRECT_M: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    follow()
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < WIDTH
-    total = _total(y, weights, place, shared, token, col, mask, shared_stride,
-                   WIDTH, TOP_K, ROUTED, DIRECT_M, SHARED)  # fmt: skip
+    rows, scales = _pairs(weights, place, token, TOP_K, ROUTED, DIRECT_M)
+    more = None
+    if SHARED:
+        more = tl.load(shared + token * shared_stride + col, mask=mask, other=0.0,
+                       cache_modifier=".cg").to(tl.float32)  # fmt: skip
+    follow()
+    total = _total(y, rows, scales, more, col, mask, WIDTH, TOP_K)
     tl.store(out + token * WIDTH + col, total.to(out.dtype.element_ty), mask=mask)
 
 
@@ -68,19 +84,25 @@ def _combine_norm(
     token = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)[None, :]
     mask = col < WIDTH
+    rows, scales = _pairs(weights, place, token, TOP_K, ROUTED, DIRECT_M)
     scale = tl.load(norm + col, mask=mask, other=0.0).to(tl.float32)
+    before = tl.load(residual + token * residual_stride + col, mask=mask, other=0.0,
+                     cache_modifier=".cg")  # fmt: skip
+    more = None
+    if SHARED:
+        more = tl.load(shared + token * shared_stride + col, mask=mask, other=0.0,
+                       cache_modifier=".cg").to(tl.float32)  # fmt: skip
     follow()
-    more = tl.load(residual + token * residual_stride + col, mask=mask, other=0.0)
-    value = _total(y, weights, place, shared, token, col, mask, shared_stride,
-                   WIDTH, TOP_K, ROUTED, DIRECT_M, SHARED).to(more.dtype)  # fmt: skip
-    value = (value.to(tl.float32) + more.to(tl.float32)).to(more.dtype)
+    value = _total(y, rows, scales, more, col, mask, WIDTH, TOP_K).to(before.dtype)
+    value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
     tl.store(total + token * WIDTH + col, value, mask=mask)
     tl.store(out + token * WIDTH + col, normed(value, scale, eps, WIDTH), mask=mask)
 
 
 @dataclass(frozen=True)
 class Products:
-    """What experts made of T tokens, not summed yet.
+    """What experts made of T tokens, not summed yet. The kernel that wrote y is the last one
+    launched, and all else was there before it began: sums read that while y is still made.
 
     y: `[P, H]`, a row for each (token, expert) pair, and padding.
     weights: float32 `[T, K]`, contiguous: each pair's.
@@ -109,14 +131,15 @@ class Products:
                 self.y, self.weights, self.place, extra, out, extra.stride(0),
                 WIDTH=width, TOP_K=top_k, ROUTED=top_k - self.common, BLOCK=block,
                 DIRECT_M=self.tile, SHARED=self.shared is not None, num_warps=4,
-                launch_pdl=overlapping(),
+                maxnreg=REGISTERS, launch_pdl=overlapping(),
             )  # fmt: skip
         return out
 
     def add_rms_norm(
         self, residual: torch.Tensor, norm: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(rms_norm(s, norm, eps), s)` of `s = sum() + residual`, `[T, H]` in y's dtype."""
+        """`(rms_norm(s, norm, eps), s)` of `s = sum() + residual`, `[T, H]` in y's dtype. The
+        residual was there before y, too."""
         tokens, top_k = self.weights.shape
         width = self.y.shape[1]
         rows, block, warps = program(tokens, width)
@@ -130,6 +153,6 @@ class Products:
             extra.stride(0), residual.stride(0), eps,
             WIDTH=width, TOP_K=top_k, ROUTED=top_k - self.common, BLOCK=block,
             DIRECT_M=self.tile, SHARED=self.shared is not None, num_warps=warps,
-            launch_pdl=overlapping(),
+            maxnreg=REGISTERS, launch_pdl=overlapping(),
         )  # fmt: skip
         return out, total

@@ -48,7 +48,8 @@ def program(count: int, dim: int) -> tuple[int, int, int]:
     in an order that depends on these."""
     block = triton.next_power_of_2(dim)
     rows = max(1, _TILE // block) if count > 256 else 1
-    return rows, block, min(16, max(1, block * rows // 512))
+    columns = 512 if count > 256 else 256  # of a warp: few rows want threads
+    return rows, block, min(16, max(1, block * rows // columns))
 
 
 def _launch(
