@@ -144,32 +144,35 @@ def products(table: Table) -> None:
 
 
 def router(table: Table) -> None:
+    """The gate behind a norm, as in a layer: it reads weights while the norm runs."""
     from baton.ops.triton import router as kernels
 
-    config = MoEConfig(
-        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
-    )
-    bias = torch.randn(192, device="cuda") * 0.01
-    weights = [randn(192, 4096, dtype=torch.float32) * 0.02 for _ in range(16)]
-    for tokens in (1, 16, 64, 256, 1024, 4096, 16384):
-        x, few = randn(tokens, 4096), weights[: 16 if tokens <= 1024 else 2]
-        calls = [partial(gate, x, w, bias, config) for w in few]
-        split = [partial(gate, x, w, bias, config, split_weight(w)) for w in few]
-        kept, kernels.SPLIT_FROM = kernels.SPLIT_FROM, 0
-        times = both(calls) | {"split": attempt(split)}
-        kernels.SPLIT_FROM = kept
-        want = (x.double() @ weights[0].double().t()).sigmoid()
-        experts, _ = calls[0]()
-        best = (want + bias.double()).topk(8).values.sum()
-        regret = float(1 - (want + bias.double()).gather(1, experts[:, :8]).sum() / best)
-        moved = 4.0 * 192 * 4096 + 2 * tokens * 4096
-        table.add(
-            f"gate+choose 192x4096 T={tokens}",
-            times,
-            moved,
-            6.0 * tokens * 192 * 4096,
-            regret,
-        )
+    for count, top_k, hidden in ((192, 8, 4096), (64, 6, 2048)):
+        config = MoEConfig(count, top_k, 1, score="sigmoid", score_bias=True, shared_intermediate=1)
+        bias = torch.randn(count, device="cuda") * 0.01
+        weights = [randn(count, hidden, dtype=torch.float32) * 0.02 for _ in range(16)]
+        for tokens in (1, 16, 32, 64, 256, 1024, 4096, 16384):
+            x, few = randn(tokens, hidden), weights[: 16 if tokens <= 1024 else 2]
+            calls = [partial(gate, x, w, bias, config) for w in few]
+            split = [partial(gate, x, w, bias, config, split_weight(w)) for w in few]
+            kept, kernels.SPLIT_FROM = kernels.SPLIT_FROM, 0
+            times = both(calls) | {"split": attempt(split)}
+            kernels.SPLIT_FROM = kept
+            norm = randn(hidden)
+            times["norm+ours"] = attempt([partial(normed_gate, x, norm, c) for c in calls])
+            want = (x.double() @ weights[0].double().t()).sigmoid()
+            experts, _ = calls[0]()
+            best = (want + bias.double()).topk(top_k).values.sum()
+            chosen = (want + bias.double()).gather(1, experts[:, :top_k])
+            regret = float(1 - chosen.sum() / best)
+            moved = 4.0 * count * hidden + 2 * tokens * hidden
+            flops = 6.0 * tokens * count * hidden
+            table.add(f"gate+choose {count}x{hidden} T={tokens}", times, moved, flops, regret)
+
+
+def normed_gate(x: torch.Tensor, norm: torch.Tensor, call: Call) -> None:
+    add_rms_norm(x, x, norm, 1e-5)
+    call()
 
 
 def alignment(table: Table) -> None:

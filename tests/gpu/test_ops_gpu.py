@@ -199,14 +199,15 @@ def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 500, 3000])
-def test_gate(tokens: int, split: bool) -> None:
+@pytest.mark.parametrize("tokens", [1, 7, 32, 33, 64, 65, 500, 3000])
+@pytest.mark.parametrize("count, top_k, hidden", [(192, 8, 4096), (64, 6, 2048), (64, 6, 520)])
+def test_gate(count: int, top_k: int, hidden: int, tokens: int, split: bool) -> None:
     config = MoEConfig(
-        192, 8, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
+        count, top_k, 1, score="sigmoid", score_bias=True, scale=2.826, shared_intermediate=1
     )
-    x = torch.randn(tokens, 4096, device="cuda", dtype=BF16)
-    weight = torch.randn(192, 4096, device="cuda") * 0.02
-    bias = torch.randn(192, device="cuda") * 0.01
+    x = torch.randn(tokens, hidden, device="cuda", dtype=BF16)
+    weight = torch.randn(count, hidden, device="cuda") * 0.02
+    bias = torch.randn(count, device="cuda") * 0.01
     experts, weights = gate(x, weight, bias, config, split_weight(weight) if split else None)
     logits = x.cpu().double() @ weight.cpu().double().t()
     want, want_weights = route(logits, bias.cpu().double(), config)

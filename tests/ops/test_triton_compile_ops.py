@@ -167,11 +167,13 @@ for many in (1, 4):
         },
         {"unaligned": ("tokens",)},
     )  # fmt: skip
-for tokens, inner in ((16, 128), (64, 64)):
-    KERNELS[f"gate {tokens}"] = (
+for tokens, inner, once in (
+    (16, 128, False), (16, 128, True), (16, 256, True), (64, 64, False),
+):  # fmt: skip
+    KERNELS[f"gate {tokens} {inner}{' once' * once}"] = (
         router._gate,
         {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
-        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner},
+        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner, "ONCE": once},
         {"unaligned": ("tokens",)},
     )
 for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
@@ -273,6 +275,11 @@ def test_small_kernels(name: str) -> None:
     assert made.shared <= SHARED // 2
     if name.startswith("gate"):
         assert made.count("HGMMA") >= 4
+        if name.endswith("once"):  # all weights are there, and split, before it waits
+            ahead = made.sass[: made.sass.index("ACQBULK")]
+            size = int(name.split()[2])
+            assert ahead.count("LDG.E.128") == size // 8
+            assert ahead.count("FADD") >= 0.8 * size  # two remainders of size / 2 weights a thread
     wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
     if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread

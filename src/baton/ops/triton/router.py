@@ -5,7 +5,8 @@ GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three b
 copy of the activations; the split happens in registers, between the load and the product. With
 few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
 192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
-parts, in order. With many tokens the three numbers come from memory, as three times as many rows
+parts, in order; a program whose share fits into registers has it there, split, before the kernel
+ahead has ended. With many tokens the three numbers come from memory, as three times as many rows
 of one bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
@@ -26,16 +27,32 @@ _LOW = tl.constexpr(-1e30)  # below any choice, above the padding: NaN and -inf 
 _SMS = 132
 _INNER = 128
 _MOST_PARTS = 16
+_ONCE = 256  # inner columns whose 64 rows of weights fit into registers, 128 a thread
 #: Products of a gate from which the library's GEMM on split weights pays.
 SPLIT_FROM = 2**28
+
+
+@triton.jit
+def _exact_product(weight, tile, acc):
+    """`acc + weight tile`, of a float32 weight as three bfloat16 numbers."""
+    high = weight.to(tl.bfloat16)
+    left = weight - high.to(tl.float32)
+    middle = left.to(tl.bfloat16)
+    low = (left - middle.to(tl.float32)).to(tl.bfloat16)
+    # Smallest first, as sums of unequal terms like it.
+    acc = dot(low, tile, acc)
+    acc = dot(middle, tile, acc)
+    return dot(high, tile, acc)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _gate(
     x, w, out, tokens, share, x_stride,
     E: tl.constexpr, H: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    ONCE: tl.constexpr,
 ):  # fmt: skip
-    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`."""
+    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`. ONCE: these are BK,
+    so their weights are read before the kernel ahead has ended, and split too."""
     expert = tl.program_id(0) * BE + tl.arange(0, BE)
     token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
     part = tl.program_id(2)
@@ -43,20 +60,21 @@ def _gate(
     live_e, live_t = expert < E, token < tokens
     source_w = w + expert[:, None] * H + kk[None, :]
     source_x = x + token[:, None] * x_stride + kk[None, :]
-    follow()
     acc = tl.zeros([BE, BT], tl.float32)
-    for k in range(part * share, part * share + share, BK):
+    if ONCE:
+        k = part * share
         inside = (kk + k < H)[None, :]
         weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
+        follow()
         tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
-        high = weight.to(tl.bfloat16)
-        left = weight - high.to(tl.float32)
-        middle = left.to(tl.bfloat16)
-        low = (left - middle.to(tl.float32)).to(tl.bfloat16)
-        # Smallest first, as sums of unequal terms like it.
-        acc = dot(low, tile, acc)
-        acc = dot(middle, tile, acc)
-        acc = dot(high, tile, acc)
+        acc = _exact_product(weight, tile, acc)
+    else:
+        follow()
+        for k in range(part * share, part * share + share, BK):
+            inside = (kk + k < H)[None, :]
+            weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
+            tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
+            acc = _exact_product(weight, tile, acc)
     target = out + (part * tokens + token[:, None]) * E + expert[None, :]
     tl.store(target, acc.T, mask=live_t[:, None] & live_e[None, :])
 
@@ -74,10 +92,12 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     out = torch.empty(parts, tokens, experts, dtype=torch.float32, device=x.device)
     if tokens:
         grid = triton.cdiv(experts, 64), triton.cdiv(tokens, block_t), parts
-        inner = _INNER if block_t == 16 else 64
+        once = block_t == 16 and share <= _ONCE
+        inner = share if once else _INNER if block_t == 16 else 64
         _gate[grid](
             x, weight, out, tokens, share, x.stride(0), E=experts, H=hidden,
-            BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3, launch_pdl=overlapping(),
+            BE=64, BT=block_t, BK=inner, ONCE=once, num_warps=4, num_stages=3,
+            launch_pdl=overlapping(),
         )  # fmt: skip
     return out
 
@@ -112,6 +132,8 @@ def _choose(
     lane = tl.arange(0, LANES)
     real = lane < E
     x = tl.zeros([LANES], tl.float32)
+    if BIAS:
+        shift = tl.load(bias + lane, mask=real, other=0.0)
     follow()
     for part in tl.static_range(PARTS):
         row = logits + part * part_stride.to(tl.int64) + token * stride
@@ -123,7 +145,7 @@ def _choose(
         scores = shifted / tl.sum(shifted, 0)
     choice = scores
     if BIAS:
-        choice += tl.load(bias + lane, mask=real, other=0.0)
+        choice += shift
     # Whatever the logits are, the experts chosen are distinct and exist: comparisons with NaN
     # are false.
     choice = tl.where(real, tl.where(choice > _LOW, choice, _LOW), float("-inf"))
