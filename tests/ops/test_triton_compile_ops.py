@@ -171,9 +171,15 @@ for tokens, inner in ((16, 128), (64, 64)):
     KERNELS[f"gate {tokens}"] = (
         router._gate,
         {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
-        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner},
+        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner, "ONCE": False},
         {"unaligned": ("tokens",)},
     )
+KERNELS["gate once"] = (
+    router._gate,
+    {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
+    {"E": 64, "H": 2048, "BE": 64, "BT": 16, "BK": 128, "ONCE": True},
+    {"unaligned": ("tokens",)},
+)
 for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
     KERNELS[f"choose {experts}"] = (
         router._choose,

@@ -45,8 +45,8 @@ def _decode_mla_kernel(
     n = tl.arange(0, TILE)
     c = tl.arange(0, L_PAD)
     e = tl.arange(0, ROPE_PAD)
-    follow()
     unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
+    follow()
     while unit < stop:
         b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
         tiles = tl.cdiv(length, TILE)
