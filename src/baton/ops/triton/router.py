@@ -5,9 +5,9 @@ GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three b
 copy of the activations; the split happens in registers, between the load and the product. With
 few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
 192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
-parts, in order; a program whose share fits into registers has it there, split, before the kernel
-ahead has ended. With many tokens the three numbers come from memory, as three times as many rows
-of one bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
+parts, in order; a program whose weights fit into registers has them before it waits for the
+tokens. With many tokens the three numbers come from memory, as three times as many rows of one
+bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
 the lower expert. Experts that every token visits are columns behind the chosen ones. Bytes: the
@@ -33,13 +33,13 @@ SPLIT_FROM = 2**28
 
 
 @triton.jit
-def _exact_product(weight, tile, acc):
-    """`acc + weight tile`, of a float32 weight as three bfloat16 numbers."""
+def _exact(weight, tile, acc):
+    """`acc + weight tile`, of a float32 and a bfloat16 tile. Smallest first, as sums of unequal
+    terms like it."""
     high = weight.to(tl.bfloat16)
     left = weight - high.to(tl.float32)
     middle = left.to(tl.bfloat16)
     low = (left - middle.to(tl.float32)).to(tl.bfloat16)
-    # Smallest first, as sums of unequal terms like it.
     acc = dot(low, tile, acc)
     acc = dot(middle, tile, acc)
     return dot(high, tile, acc)
@@ -51,8 +51,7 @@ def _gate(
     E: tl.constexpr, H: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     ONCE: tl.constexpr,
 ):  # fmt: skip
-    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`. ONCE: these are BK,
-    so their weights are read before the kernel ahead has ended, and split too."""
+    """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`."""
     expert = tl.program_id(0) * BE + tl.arange(0, BE)
     token = tl.program_id(1).to(tl.int64) * BT + tl.arange(0, BT)
     part = tl.program_id(2)
@@ -62,19 +61,18 @@ def _gate(
     source_x = x + token[:, None] * x_stride + kk[None, :]
     acc = tl.zeros([BE, BT], tl.float32)
     if ONCE:
-        k = part * share
-        inside = (kk + k < H)[None, :]
-        weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
+        inside = (kk + part * share < H)[None, :]
+        weight = tl.load(source_w + part * share, mask=live_e[:, None] & inside, other=0.0)
         follow()
-        tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
-        acc = _exact_product(weight, tile, acc)
+        tile = tl.load(source_x + part * share, mask=live_t[:, None] & inside, other=0.0)
+        acc = _exact(weight, tile.T, acc)
     else:
         follow()
         for k in range(part * share, part * share + share, BK):
             inside = (kk + k < H)[None, :]
             weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
-            tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
-            acc = _exact_product(weight, tile, acc)
+            tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0)
+            acc = _exact(weight, tile.T, acc)
     target = out + (part * tokens + token[:, None]) * E + expert[None, :]
     tl.store(target, acc.T, mask=live_t[:, None] & live_e[None, :])
 
@@ -132,8 +130,6 @@ def _choose(
     lane = tl.arange(0, LANES)
     real = lane < E
     x = tl.zeros([LANES], tl.float32)
-    if BIAS:
-        shift = tl.load(bias + lane, mask=real, other=0.0)
     follow()
     for part in tl.static_range(PARTS):
         row = logits + part * part_stride.to(tl.int64) + token * stride
@@ -145,7 +141,7 @@ def _choose(
         scores = shifted / tl.sum(shifted, 0)
     choice = scores
     if BIAS:
-        choice += shift
+        choice += tl.load(bias + lane, mask=real, other=0.0)
     # Whatever the logits are, the experts chosen are distinct and exist: comparisons with NaN
     # are false.
     choice = tl.where(real, tl.where(choice > _LOW, choice, _LOW), float("-inf"))
