@@ -33,7 +33,8 @@ def follow():
 
     A kernel launched with `launch_pdl` calls it before it reads or writes what other kernels
     write or read. What only ever is read, weights, may be read before. So may the results of
-    kernels before the one ahead: that one has waited for them before it let this one come up.
+    kernels before the one ahead, past L1 (`.cg`), which may hold what lay there in the step before:
+    that one has waited for them before it let this one come up.
     """
     if not INTERPRETED and cuda_capability_geq(9, 0):
         gdc_wait()

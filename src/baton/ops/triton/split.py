@@ -75,9 +75,10 @@ def line(lengths, bounds, batch, B_PAD: tl.constexpr):
     ends and lengths `[B_PAD]`. All loads at once: where a program starts, nothing else hides
     them."""
     b = tl.arange(0, B_PAD)
-    ends = tl.load(bounds + 1 + b, b < batch, 2147483647)
-    length = tl.load(lengths + b, b < batch, 0)
-    units, per = tl.load(bounds + batch), tl.load(bounds + batch + 1)
+    ends = tl.load(bounds + 1 + b, b < batch, 2147483647, cache_modifier=".cg")
+    length = tl.load(lengths + b, b < batch, 0, cache_modifier=".cg")
+    units = tl.load(bounds + batch, cache_modifier=".cg")
+    per = tl.load(bounds + batch + 1, cache_modifier=".cg")
     first = tl.program_id(0) * per
     return first, tl.minimum(first + per, units), ends, length
 
@@ -118,13 +119,13 @@ def _combine_kernel(
     b, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     block = tl.program_id(1) * HEADS // BLOCK_HEADS
     r = head - block * BLOCK_HEADS
-    tiles = tl.cdiv(tl.load(lengths + b), TILE)
+    tiles = tl.cdiv(tl.load(lengths + b, cache_modifier=".cg"), TILE)
     if STATIC > 0:
         count = tl.cdiv(tiles, tl.cdiv(tl.maximum(tiles, 1), STATIC))
         start = (b * (heads // BLOCK_HEADS) + block) * STATIC
     else:
-        per = tl.load(bounds + batch + 1)
-        first = tl.load(bounds + b) + block * tiles
+        per = tl.load(bounds + batch + 1, cache_modifier=".cg")
+        first = tl.load(bounds + b, cache_modifier=".cg") + block * tiles
         p0 = first // per
         count = (first + tiles - 1) // per - p0 + 1
         start = 2 * p0 + 1
