@@ -186,7 +186,7 @@ def peer_fa3_gqa(
 
 def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
     from baton.ops.triton import split
-    from baton.ops.triton.decode_mla import SWAPPED, MLALaunch
+    from baton.ops.triton.decode_mla import MLALaunch
     from baton.ops.triton.decode_mla import decode_mla as kernel
     from baton.ops.triton.split import Workspace, task_map
 
@@ -210,10 +210,7 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
         if sweep and spec.num_heads <= 16:
             tries += [
                 ("  no slack", replace(backend._mla, slack=-1), kept),
-                ("  two tiles", replace(backend._mla, stages=3, carry=False), kept),
                 ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
-                ("  swapped", SWAPPED, kept),
-                ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
                 ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),
                 *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
             ]

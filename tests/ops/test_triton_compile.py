@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from baton.ops.triton import merge, mla_keys, pages, split
 from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_launch
-from baton.ops.triton.decode_mla import SWAPPED, MLALaunch, _decode_mla_kernel, mla_launch
+from baton.ops.triton.decode_mla import MLALaunch, _decode_mla_kernel, mla_launch
 from helpers.sm90 import Compiled, compile_sm90
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
@@ -74,7 +74,7 @@ def test_decode_gqa(group: int, heads: int, dim: int, page: int, static: int) ->
 
 @pytest.mark.parametrize(
     "heads, config",
-    [(heads, mla_launch(heads)) for heads in (16, 32, 64, 128)] + [(16, SWAPPED)],
+    [(heads, mla_launch(heads)) for heads in (16, 32, 64, 128)],
     ids=str,
 )
 def test_decode_mla(heads: int, config: MLALaunch) -> None:
@@ -83,7 +83,7 @@ def test_decode_mla(heads: int, config: MLALaunch) -> None:
     constants = {
         "H": heads, "R": config.rows, "L": 512, "L_PAD": 512, "ROPE": 64, "ROPE_PAD": 64,
         "TILE": config.tile, "PAGE": 64, "B_PAD": 64, "STAGES": config.stages,
-        "PRECISION": "tf32", "SWAP": config.swap, "CARRY": config.carry,
+        "PRECISION": "tf32",
     }  # fmt: skip
     found = compile_sm90(_decode_mla_kernel, args, constants, SMALL, num_warps=config.warps)
     report(f"mla {heads}", found)
@@ -92,7 +92,7 @@ def test_decode_mla(heads: int, config: MLALaunch) -> None:
     assert found.shared * config.residents <= SHARED
     assert found.registers * 32 * config.warps * config.residents <= 65536
     assert found.count("LDGSTS.E.BYPASS.128") >= 18
-    assert found.count("HGMMA" if config.rows == 64 or config.swap else "HMMA") > 0
+    assert found.count("HGMMA" if config.rows == 64 else "HMMA") > 0
 
 
 @pytest.mark.parametrize("batch", [1, 16, 64])

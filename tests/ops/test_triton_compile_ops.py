@@ -8,18 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import (
-    activation,
-    align,
-    combine,
-    heads,
-    linear,
-    moe,
-    norm,
-    qkv,
-    router,
-    sample,
-)  # fmt: skip
+from baton.ops.triton import activation, align, combine, heads, moe, norm, qkv, router, sample
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 from helpers.sm90 import Compiled, compile_sm90
 
@@ -294,18 +283,3 @@ def test_small_kernels(name: str) -> None:
     wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
     if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread
-
-
-@pytest.mark.parametrize(
-    "width, inner, rows", [(2048, 2048, 16), (3648, 2048, 32), (2048, 4096, 16)]
-)
-def test_linear(width: int, inner: int, rows: int) -> None:
-    types = {**dict.fromkeys(("x", "w", "out"), B), **ints("tokens x_row")}
-    constants = {"N": width, "K": inner, "BT": 16, "BN": rows, "SLICES": 8, "SLICE": inner // 8}
-    made = compile_sm90(linear._few, types, constants, ("tokens",), num_warps=8)
-    assert made.local == 0
-    assert made.shared <= SHARED
-    before, _, behind = made.sass.partition("ACQBULK")  # the wait for the kernel ahead
-    pieces = rows * inner // 8 // 256  # of 16 bytes, for each thread
-    assert before.count("LDG.E.128") == before.count("STS.128") == pieces, "weights are there"
-    assert behind.count("HMMA") == 2 * rows // 16 * inner // 8 // 16
