@@ -285,7 +285,7 @@ def _examine(
     from baton.core.progress import Progress
     from baton.evals.resume import Parts
     from baton.evals.run import run
-    from baton.evals.setup import about, form_of, suite_of, texts_of
+    from baton.evals.setup import about, form_of, no_perplexity, suite_of, texts_of
     from baton.evals.subject import Engine, Server
 
     suite = suite_of(dataclasses.asdict(flags))
@@ -301,7 +301,8 @@ def _examine(
             texts = texts_of(suite, flags.text, flags.text_tokens, tokenizer)
             facts: dict[str, Any] = {"name": f"{server.model} at {subject}", "url": subject}
             parts = Parts(part, {"subject": facts, "suite": suite.settings()})
-            return run(server, form, suite, texts, (facts, about()), show, parts)
+            why = no_perplexity(flags.text_tokens, tokenizer)
+            return run(server, form, suite, texts, (facts, about()), show, parts, why)
     from baton.engine.llm import LLM
 
     options = engine_options(subject, values)
@@ -316,4 +317,5 @@ def _examine(
             "written": flags.write,
         }
         parts = Parts(part, {"subject": facts, "suite": suite.settings()})
-        return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show, parts)
+        engine, why = Engine(llm, flags.write), no_perplexity(flags.text_tokens, llm.tokenizer)
+        return run(engine, form, suite, texts, (facts, about()), show, parts, why)
