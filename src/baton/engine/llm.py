@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -49,6 +50,7 @@ class LLM:
         self.config = self.core.config
         self._ids = itertools.count()
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread whose turn it is
         self._ended = ""  # why it answers no more
 
     def generate(
@@ -63,10 +65,12 @@ class LLM:
 
         Args:
             sampling: one for all, or one per prompt.
-            progress: called with (finished, total) whenever a prompt finishes.
+            progress: called with (finished, total) whenever a prompt finishes. It can end the call
+                by raising, but not make another one.
 
         Raises:
-            RequestError: a prompt or option is not acceptable; nothing has run then.
+            RequestError: a prompt or option is not acceptable, or this is called by `progress`;
+                nothing has run then.
             RequestFailed: a request failed while running.
             Unavailable: a rank died, now or before, or this LLM has been closed.
         """
@@ -131,8 +135,12 @@ class LLM:
         return self.core.stats()
 
     def close(self) -> None:
-        """Free the device and end worker processes, once a call in another thread has ended."""
-        with self._lock:
+        """Free the device and end worker processes, once a call in another thread has ended.
+
+        Raises:
+            RequestError: it is called inside a call of the same thread, by its `progress`.
+        """
+        with self._turn("closed"):
             self._ended = self._ended or "this LLM has been closed"
             self.core.close()
 
@@ -151,7 +159,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
         # One call at a time; and a step that is cut in half cannot be gone on from.
-        with self._lock, Interrupts() as interrupts:
+        with self._turn("called"), Interrupts() as interrupts:
             if self._ended:
                 raise Unavailable(self._ended)
             try:
@@ -159,6 +167,21 @@ class LLM:
             except Unavailable as error:
                 self._ended = str(error)
                 raise
+
+    @contextlib.contextmanager
+    def _turn(self, done: str) -> Iterator[None]:
+        """Wait for the calls of other threads; one of this thread would be waited for in vain."""
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                f"an LLM cannot be {done} inside one of its calls (its progress function): do it "
+                "when the call has returned, or raise an exception to end the call"
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def _answer(
         self,
