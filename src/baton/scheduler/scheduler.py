@@ -138,7 +138,8 @@ class Scheduler:
         raise KeyError(f"step {step} is not in flight")
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges. `host_seconds` is the engine's to fill."""
+        """A snapshot of counters and gauges. `host_seconds` and passes are the engine's
+        to fill."""
         stats = self._stats
         stats.running = len(self._seats.running)
         stats.waiting = len(self._queue)
