@@ -187,7 +187,7 @@ def test_queue_full(server: Running) -> None:
         server.client.completions.create(model="fake", prompt="x")
 
 
-@pytest.mark.parametrize("state", ["starting", "restarting", "draining", "dead"])
+@pytest.mark.parametrize("state", ["starting", "unresponsive", "restarting", "draining", "dead"])
 def test_unavailable(server: Running, state: Any) -> None:
     server.engine.state = state
     try:

@@ -14,7 +14,7 @@ from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 
-EngineState = Literal["starting", "ready", "restarting", "draining", "dead"]
+EngineState = Literal["starting", "ready", "unresponsive", "restarting", "draining", "dead"]
 
 
 class Stream(Protocol):
