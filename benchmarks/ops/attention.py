@@ -35,7 +35,7 @@ from attention_common import (
     results,
     rows_of,
 )
-from attention_decode import decode_gqa, decode_mla
+from attention_decode import MIXES, decode_gqa, decode_mla
 
 from baton.attention.backend import ATTENTION, AttentionBackend
 from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
@@ -187,8 +187,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="write results as JSON")
     parser.add_argument("--only", default="copies,decode_gqa,decode_mla,prefill")
+    parser.add_argument("--mixes", help="of lengths in decode: " + ", ".join(MIXES))
     parser.add_argument("--sweep", action="store_true", help="also try other launch shapes")
     options = parser.parse_args()
+    if options.mixes:
+        chosen = options.mixes.split(",")
+        if unknown := set(chosen) - set(MIXES):
+            parser.error(f"--mixes {','.join(sorted(unknown))}: not one of {', '.join(MIXES)}")
+        for name in set(MIXES) - set(chosen):
+            del MIXES[name]
     torch.manual_seed(0)
     parts: dict[str, list[Callable[[], None]]] = {
         "copies": [copies],

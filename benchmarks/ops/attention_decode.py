@@ -210,8 +210,8 @@ def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
         if sweep and spec.num_heads <= 16:
             tries += [
                 ("  no slack", replace(backend._mla, slack=-1), kept),
-                ("  slack 4", replace(backend._mla, slack=4), kept),
-                ("  4 warps", replace(backend._mla, warps=4), kept),
+                ("  two tiles", replace(backend._mla, stages=3, carry=False), kept),
+                ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
                 ("  swapped", SWAPPED, kept),
                 ("  swapped, 8 warps", replace(SWAPPED, warps=8), kept),
                 ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),

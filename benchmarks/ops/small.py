@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,products,gate,align,sample,head]
+    python benchmarks/ops/small.py [--only norm,silu,gqa,mla,products,linear,gate,align,sample,head]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -22,6 +22,7 @@ from baton.kv.format import make_views
 from baton.layers.embedding import _wide_linear
 from baton.ops import sample
 from baton.ops.activation import silu_mul
+from baton.ops.linear import linear
 from baton.ops.mla import head_products
 from baton.ops.norm import add_rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
@@ -117,6 +118,29 @@ def products(table: Table) -> None:
             table.add(name, both(calls), moved, error=compare(calls[0]))
 
 
+def linears(table: Table) -> None:
+    """Moonlight's, behind a norm as in a layer: beside the library's GEMM behind the same norm."""
+    from baton.ops.triton import linear as kernels
+
+    norm = randn(2048)
+
+    def behind(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear(add_rms_norm(x, x, norm, 1e-5)[0], weight)
+
+    for tokens in (1, 8, 16):
+        for width in (3648, 2048):
+            moved = 2.0 * (width * 2048 + tokens * (width + 4 * 2048))
+            weights = [randn(width, 2048) for _ in range(copies(moved))]
+            calls = [partial(behind, randn(tokens, 2048), w) for w in weights]
+            times, kept = {"ours": attempt(calls)}, kernels.TOKENS
+            kernels.TOKENS = 0
+            times["library"] = attempt(calls)
+            kernels.TOKENS = kept
+            table.add(
+                f"norm, linear {tokens} x 2048x{width}", times, moved, error=compare(calls[0])
+            )
+
+
 def router(table: Table) -> None:
     from baton.ops.triton import router as kernels
 
@@ -201,6 +225,7 @@ PARTS = {
     "gqa": gqa,
     "mla": mla,
     "products": products,
+    "linear": linears,
     "gate": router,
     "align": alignment,
     "sample": sampling,

@@ -60,7 +60,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [1024, 192])
 def test_logits_are_transformers_within_bfloat16(
-    wide: Callable[[str], str], family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    wide: Callable[[str], str], family: str, chunk: int
 ) -> None:
     """Relative error per position <= 2e-2; equal argmax where the top gap exceeds the error.
 
@@ -68,7 +68,6 @@ def test_logits_are_transformers_within_bfloat16(
     two experts tie within bfloat16's rounding another one is chosen, and that position is off by
     more: such positions may be no more than in transformers' own bfloat16 run.
     """
-    monkeypatch.setenv("BATON_DEBUG", "0")
     ids = [(i * 37 + 11) % 317 + 3 for i in range(700)]
     model = transformers.AutoModelForCausalLM.from_pretrained(wide(family), dtype=torch.bfloat16)
     model = model.cuda()
@@ -96,10 +95,7 @@ def test_logits_are_transformers_within_bfloat16(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_change_no_token(
-    wide: Callable[[str], str], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BATON_DEBUG", "0")
+def test_graphs_change_no_token(wide: Callable[[str], str], family: str) -> None:
     prompts = [[(7 * i + j) % 310 + 3 for j in range(5 + 61 * i)] for i in range(11)]
     greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
     drawn = SamplingParams(temperature=1, seed=3, max_tokens=40, ignore_eos=True)
@@ -120,7 +116,6 @@ def test_a_chunk_by_layers_equals_one_in_a_single_pass(
     wide: Callable[[str], str], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit: prompt log-probabilities keep both runs off the graphs, whose padding differs."""
-    monkeypatch.setenv("BATON_DEBUG", "0")
 
     fix_cost(monkeypatch, 1e-4)
     parts = watch_layers(monkeypatch)

@@ -42,8 +42,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [[(7 * i + j) % 310 + 3 for j in range(n)] for i, n in enumerate(lengths)]
 
 
-def test_split_then_evict_then_refuse(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_DEBUG", "0")
+def test_split_then_evict_then_refuse(model: str) -> None:
     batch = prompts([300, 900, 64, 350, 270, 30, 500, 310])
     with LLM(model, **BASE, num_kv_pages=512) as llm:
         roomy = [out.completions[0].token_ids for out in llm.generate(batch, GREEDY)]
@@ -64,8 +63,7 @@ def test_split_then_evict_then_refuse(model: str, monkeypatch: pytest.MonkeyPatc
     print(f"{same} of {len(batch)} answers are token for token those of a roomy pool")
 
 
-def test_peak_stays_under_what_is_allowed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATON_DEBUG", "0")
+def test_peak_stays_under_what_is_allowed(model: str) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with LLM(model, **BASE, gpu_memory_utilization=0.1) as llm:

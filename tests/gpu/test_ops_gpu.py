@@ -12,6 +12,7 @@ from baton.kv.format import make_views
 from baton.ops import moe as plain_moe
 from baton.ops import sample
 from baton.ops.activation import silu_mul
+from baton.ops.linear import linear
 from baton.ops.mla import head_products
 from baton.ops.moe import expert_mlp
 from baton.ops.norm import add_rms_norm, rms_norm
@@ -263,6 +264,14 @@ def test_head_products(tokens: int, inner: int, width: int) -> None:
     for weight in (up, up.contiguous()):
         want = head_products(x.double(), weight.double())
         assert error(head_products(x, weight), want) < 4e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 17])
+@pytest.mark.parametrize("width, inner", [(3648, 2048), (2048, 2048), (2048, 4096), (10, 264)])
+def test_linear(tokens: int, width: int, inner: int) -> None:
+    x = torch.randn(tokens, inner + 64, device="cuda", dtype=BF16)[:, :inner]
+    weight = torch.randn(width, inner, device="cuda", dtype=BF16)
+    assert error(linear(x, weight), F.linear(x.double(), weight.double())) < 4e-3
 
 
 def test_overlapping_kernels_wait_for_one_another() -> None:

@@ -33,12 +33,9 @@ NAMES = sorted(path.stem for path in RECORDS.glob("*.json"))
     ],
     ids=["graphs", "small chunks", "eager", "with MTP"],
 )
-def test_answers_equal_the_cpu_s(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_equal_the_cpu_s(name: str, options: dict[str, Any]) -> None:
     """Tokens are compared one after the other, up to the first of an answer whose margin on the CPU
     is not clear: behind it the two may rightly go on differently. Most tokens must be compared."""
-    monkeypatch.setenv("BATON_DEBUG", "0")
     kept = recorded(name)
     assert kept.digest == digest(kept.suite), "the questions are not those that were recorded"
     base = {"dtype": "bfloat16", "max_model_len": 16384, "num_kv_pages": 2048}
@@ -62,10 +59,7 @@ def test_answers_equal_the_cpu_s(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_mtp_module_guesses_what_it_guesses_on_a_cpu(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BATON_DEBUG", "0")
+def test_the_mtp_module_guesses_what_it_guesses_on_a_cpu(name: str) -> None:
     tokens = prose("evaluation", 7, 2000).tolist()
     base = {"max_model_len": 4096, "num_kv_pages": 256, "mtp": True, "max_num_batched_tokens": 512}
     found = []

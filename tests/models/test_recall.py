@@ -1,4 +1,4 @@
-"""The reference model in the repository: transformers' logits, and one answer however it is run."""
+"""The reference models in the repository: transformers' logits, and one answer however they run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from helpers.recall import OPTIONS, SUITE, answer, digest, exams, folder, record
 
 ROPE = folder("recall-rope")
 LENGTH = 1024
+NAMES = ["recall-rope", "recall-512k"]
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def test_logits_equal_transformers(
     assert (found.argmax(1) == expected.argmax(1))[clear].all()
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "lengths, options",
     [
@@ -61,21 +63,22 @@ def test_logits_equal_transformers(
         (1, {"enable_prefix_caching": False, "max_num_batched_tokens": 1000}),
     ],
 )
-def test_answers_are_the_recorded_ones(lengths: int, options: dict[str, Any]) -> None:
+def test_answers_are_the_recorded_ones(name: str, lengths: int, options: dict[str, Any]) -> None:
     """To the last token, and margins to float32's rounding, whatever the chunks, batches, pages and
     cache."""
     short = replace(SUITE, lengths=SUITE.lengths[:lengths])
-    with LLM(str(ROPE), dtype="float32", **(OPTIONS | options)) as llm:
+    with LLM(str(folder(name)), dtype="float32", **(OPTIONS | options)) as llm:
         found = answer(llm, short)
-    for mine, its in zip(found, recorded("recall-rope").answers, strict=False):
+    for mine, its in zip(found, recorded(name).answers, strict=False):
         assert mine.task == its.task
         assert mine.tokens == its.tokens, mine.task
         assert mine.margins == pytest.approx(its.margins, abs=5e-3), mine.task
 
 
-def test_recorded_answers_are_right_and_to_these_questions() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_answers_are_right_and_to_these_questions(name: str) -> None:
     """A record of nonsense, or of other questions, would show nothing."""
-    kept = recorded("recall-rope")
+    kept = recorded(name)
     assert kept.suite == SUITE
     assert kept.digest == digest(SUITE), "the questions have changed: record the answers anew"
     right = [query.tokens[query.spans[0][0] :] for exam in exams(SUITE) for query in exam.queries]

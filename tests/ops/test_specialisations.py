@@ -19,7 +19,7 @@ from triton.runtime import driver
 from baton.config.model import MoEConfig
 from baton.core.kv import KVShape
 from baton.kv.format import make_views
-from baton.ops import activation, moe, norm, qkv, router
+from baton.ops import activation, linear, moe, norm, qkv, router
 from baton.ops.rope import Rotation
 from baton.ops.triton import sample
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
@@ -49,7 +49,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     monkeypatch.setattr(driver, "_active", Hopper())
     monkeypatch.setattr(triton.JITFunction, "run", record)
-    for module in (activation, moe, norm, qkv, router):
+    for module in (activation, linear, moe, norm, qkv, router):
         monkeypatch.setattr(module, "on_gpu", lambda *_: True)
     return found
 
@@ -96,6 +96,7 @@ def test_heads_at_every_number_of_tokens(launched: set[str]) -> None:
     (pair,) = make_views([KVShape(8, 128, 128)], 9, PAGE, "bfloat16", torch.bfloat16, "meta")
     (latent,) = make_views([KVShape(1, 576, 512, True)], 9, PAGE, "bfloat16", torch.bfloat16, "meta")  # fmt: skip # noqa: E501
     norms, weight = (empty(128), empty(128)), empty(512)
+    narrow, widest = empty(3648, 2048), empty(5120, 2048)
 
     def step(tokens: int) -> None:
         slots = torch.empty(tokens, dtype=torch.int64, device=META)
@@ -103,6 +104,8 @@ def test_heads_at_every_number_of_tokens(launched: set[str]) -> None:
         rotation = Rotation(next(turn), next(turn), False)
         qkv.gqa_heads(empty(tokens, 80 * 128), (64, 8), norms, 1e-5, rotation, pair, slots)
         rotation, both = Rotation(next(turn), next(turn), True), empty(tokens, 16 * 192 + 576)
+        linear.linear(linear.linear(empty(tokens, 2048), narrow)[:, :2048], narrow)
+        linear.linear(empty(tokens, 2048), widest)
         q, kv = both[:, :-576].view(tokens, 16, 192), both[:, -576:]
         qkv.mla_heads(q, kv, weight, 1e-6, rotation, latent, slots)
 

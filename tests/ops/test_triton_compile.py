@@ -83,7 +83,7 @@ def test_decode_mla(heads: int, config: MLALaunch) -> None:
     constants = {
         "H": heads, "R": config.rows, "L": 512, "L_PAD": 512, "ROPE": 64, "ROPE_PAD": 64,
         "TILE": config.tile, "PAGE": 64, "B_PAD": 64, "STAGES": config.stages,
-        "PRECISION": "tf32", "SWAP": config.swap,
+        "PRECISION": "tf32", "SWAP": config.swap, "CARRY": config.carry,
     }  # fmt: skip
     found = compile_sm90(_decode_mla_kernel, args, constants, SMALL, num_warps=config.warps)
     report(f"mla {heads}", found)

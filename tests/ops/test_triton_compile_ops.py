@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import activation, align, heads, moe, norm, qkv, router, sample
+from baton.ops.triton import activation, align, heads, linear, moe, norm, qkv, router, sample
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 from helpers.sm90 import Compiled, compile_sm90
 
@@ -171,9 +171,15 @@ for tokens, inner in ((16, 128), (64, 64)):
     KERNELS[f"gate {tokens}"] = (
         router._gate,
         {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
-        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner},
+        {"E": 192, "H": 4096, "BE": 64, "BT": tokens, "BK": inner, "ONCE": False},
         {"unaligned": ("tokens",)},
     )
+KERNELS["gate once"] = (
+    router._gate,
+    {"x": B, "w": F, "out": F, **ints("tokens share x_stride")},
+    {"E": 64, "H": 2048, "BE": 64, "BT": 16, "BK": 128, "ONCE": True},
+    {"unaligned": ("tokens",)},
+)
 for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
     KERNELS[f"choose {experts}"] = (
         router._choose,
@@ -227,3 +233,18 @@ def test_small_kernels(name: str) -> None:
     wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
     if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread
+
+
+@pytest.mark.parametrize(
+    "width, inner, rows", [(2048, 2048, 16), (3648, 2048, 32), (2048, 4096, 16)]
+)
+def test_linear(width: int, inner: int, rows: int) -> None:
+    types = {**dict.fromkeys(("x", "w", "out"), B), **ints("tokens x_row")}
+    constants = {"N": width, "K": inner, "BT": 16, "BN": rows, "SLICES": 8, "SLICE": inner // 8}
+    made = compile_sm90(linear._few, types, constants, ("tokens",), num_warps=8)
+    assert made.local == 0
+    assert made.shared <= SHARED
+    before, _, behind = made.sass.partition("ACQBULK")  # the wait for the kernel ahead
+    pieces = rows * inner // 8 // 256  # of 16 bytes, for each thread
+    assert before.count("LDG.E.128") == before.count("STS.128") == pieces, "weights are there"
+    assert behind.count("HMMA") == 2 * rows // 16 * inner // 8 // 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import torch
-import torch.nn.functional as F
 
 from baton.layers.weights import Fill, LayerContext, Source, Split, Weighted, whole
+from baton.ops.linear import linear
 
 
 class Linear(Weighted):
@@ -60,8 +60,8 @@ class Linear(Weighted):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., inputs] -> [..., rows]`."""
         if not self.sharded_inputs:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight)
+            return linear(x, self.weight, self.bias)
+        y = linear(x, self.weight)
         if self.reduce:
             y = self.group.all_reduce(y)
         # After the sum: every rank holds the whole bias, it must count once.

@@ -12,7 +12,7 @@ from baton.ops import mla as plain_mla
 from baton.ops import qkv as plain_qkv
 from baton.ops import sample as plain_sample
 from baton.ops.rope import Rotation
-from baton.ops.triton import activation, heads, norm, qkv, sample
+from baton.ops.triton import activation, heads, linear, norm, qkv, sample
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: The interpreter cuts bfloat16 instead of rounding it.
@@ -59,6 +59,39 @@ def test_head_products(count, inner, width, tokens, dtype) -> None:
         assert out.is_contiguous()
         if tokens:
             assert close(out, plain_mla.head_products(x.double(), weight.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 16])
+@pytest.mark.parametrize("width, inner", [(40, 512), (3648, 136), (10, 24), (1, 2048)])
+def test_linear(width, inner, tokens, dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(tokens, inner + 8).to(dtype)[:, :inner]
+    weight = torch.randn(width, inner).to(dtype)
+    assert linear.supported(x, weight)
+    out = linear.linear(x, weight)
+    assert out.shape == (tokens, width)
+    if tokens:
+        assert close(out, F.linear(x.double(), weight.double()), dtype)
+
+
+def test_linear_leaves_the_rest_to_the_library() -> None:
+    def supported(tokens: int, width: int, inner: int, dtype=torch.bfloat16) -> bool:
+        return linear.supported(
+            torch.empty(tokens, inner, dtype=dtype), weight(width, inner, dtype)
+        )
+
+    def weight(width: int, inner: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(width, inner, dtype=dtype)
+
+    assert supported(16, 2048, 2048)
+    assert supported(16, 4224, 2048)
+    assert not supported(17, 2048, 2048)
+    assert not supported(16, 4225, 2048)  # more rows than all programs hold at once
+    assert not supported(16, 2113, 4096)
+    assert not supported(1, 64, 8192)
+    assert not supported(1, 64, 64, torch.float32)
+    assert not linear.supported(torch.empty(64, 4).bfloat16().t(), weight(8, 64, torch.bfloat16))
 
 
 def angles(tokens: int, side: int, interleaved: bool) -> Rotation:

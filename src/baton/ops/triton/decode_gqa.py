@@ -82,13 +82,13 @@ def _decode_gqa_kernel(
     g = tl.arange(0, G_PAD)
     d = tl.arange(0, D_PAD)
     mask = (g < G)[:, None] & (d < D)[None, :]
-    follow()
     if STATIC > 0:
         # The baseline: STATIC equal pieces of every (sequence, head); one unit is one piece.
         unit = tl.program_id(0)
         stop = unit + 1
     else:
         unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
+    follow()
     while unit < stop:
         if STATIC > 0:
             b = unit // (HK * STATIC)

@@ -21,6 +21,17 @@ from baton.ops.triton.decode_gqa import pages_of
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
 
 
+@triton.jit
+def _turned(
+    k_pages, page, t, length, k_page, k_token,
+    L: tl.constexpr, ROPE: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, e,
+):  # fmt: skip
+    """The rotated keys of tile `t`, whose tokens lie in `page`."""
+    token = t * TILE + tl.arange(0, TILE)
+    at = k_pages + (page * k_page + token % PAGE * k_token)[:, None] + L + e[None, :]
+    return tl.load(at, (token < length)[:, None] & (e < ROPE)[None, :], 0.0)
+
+
 @triton.jit(do_not_specialize=["batch", "table_row"])
 def _decode_mla_kernel(
     q, q_rope, k_pages, pages, lengths, bounds, out, lse, part, part_lse, batch, scale_log2,
@@ -28,14 +39,14 @@ def _decode_mla_kernel(
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, L_PAD: tl.constexpr,
     ROPE: tl.constexpr, ROPE_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     B_PAD: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    SWAP: tl.constexpr,
+    SWAP: tl.constexpr, CARRY: tl.constexpr,
 ):  # fmt: skip
     r = tl.arange(0, R)
     n = tl.arange(0, TILE)
     c = tl.arange(0, L_PAD)
     e = tl.arange(0, ROPE_PAD)
-    follow()
     unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
+    follow()
     while unit < stop:
         b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
         tiles = tl.cdiv(length, TILE)
@@ -63,15 +74,24 @@ def _decode_mla_kernel(
             acc = tl.zeros([R, L_PAD], tl.float32)
         table = pages + b * table_row
         page = pages_of(table, first, n, length, TILE, PAGE)
+        if CARRY:
+            next_kr = _turned(k_pages, page, first, length, k_page, k_token, L, ROPE, TILE, PAGE, e)
         for t in tl.range(first, last, num_stages=STAGES):
             token = t * TILE + n
             live = token < length
             at = k_pages + (page * k_page + token % PAGE * k_token)[:, None]
-            later = pages_of(table, tl.minimum(t + 1, last - 1), n, length, TILE, PAGE)
+            then = tl.minimum(t + 1, last - 1)
+            later = pages_of(table, then, n, length, TILE, PAGE)
             k = tl.load(at + c[None, :], live[:, None] & (c < L)[None, :], 0.0).to(query.dtype)
-            kr = tl.load(at + L + e[None, :], live[:, None] & (e < ROPE)[None, :], 0.0).to(
-                query.dtype
-            )
+            if CARRY:
+                kr = next_kr.to(query.dtype)
+                next_kr = _turned(
+                    k_pages, later, then, length, k_page, k_token, L, ROPE, TILE, PAGE, e
+                )
+            else:
+                kr = _turned(k_pages, page, t, length, k_page, k_token, L, ROPE, TILE, PAGE, e).to(
+                    query.dtype
+                )
             if SWAP:
                 s = tl.dot(k, tl.trans(query), input_precision=PRECISION)
                 s = tl.dot(kr, tl.trans(turn), s, input_precision=PRECISION) * scale_log2
@@ -117,7 +137,8 @@ class MLALaunch:
     """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, how many programs
     fit on a multiprocessor by shared memory, the fewest tiles that are worth a program, and the
     `slack` of `task_map`. `swap`: tokens are the 64-wide side of the tensor core instruction and
-    heads the narrow one, so that wgmma serves few heads too, from shared memory."""
+    heads the narrow one, so that wgmma serves few heads too, from shared memory. `carry`: rotated
+    keys wait in registers for their tile, so that shared memory holds a tile of latents more."""
 
     rows: int
     tile: int
@@ -127,6 +148,7 @@ class MLALaunch:
     least: int = 1
     slack: int = -1
     swap: bool = False
+    carry: bool = False
 
 
 #: For up to 16 heads, in place of what `mla_launch` says: two tiles in flight, four warps.
@@ -135,12 +157,14 @@ SWAPPED = MLALaunch(16, 64, 4, 2, 1, slack=2, swap=True)
 
 def mla_launch(heads: int, itemsize: int = 2) -> MLALaunch:
     """The shape for `heads` heads, chosen so that nothing spills (see the compile test) and so
-    that one program per multiprocessor keeps 150 to 220 KB of latents in flight: with 16 heads
-    faster at every mix of lengths than two programs with tiles of 32."""
+    that one program per multiprocessor has 150 to 220 KB of shared memory for latents: with 16
+    heads faster at every mix of lengths than two programs with tiles of 32."""
     rows = min(64, max(16, triton.next_power_of_2(heads)))
     if itemsize > 2:
         return MLALaunch(rows, 16, 8, 2, 1)
-    return MLALaunch(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
+    if rows == 16:
+        return MLALaunch(rows, 64, 8, 4, 1, slack=2, carry=True)
+    return MLALaunch(rows, 64, 8, 3 if rows == 32 else 2, 1, slack=2)
 
 
 def decode_mla(
@@ -180,6 +204,7 @@ def decode_mla(
         ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=launch.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", SWAP=launch.swap,
+        CARRY=launch.carry,
         num_warps=launch.warps, launch_pdl=overlapping(),
     )  # fmt: skip
     combine(space, shares, out, lse, launch.rows, 0)

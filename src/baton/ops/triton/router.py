@@ -5,8 +5,9 @@ GEMM: a bfloat16 activation is exact, and a float32 weight is the sum of three b
 copy of the activations; the split happens in registers, between the load and the product. With
 few tokens the inner dimension is shared out over programs (`4 E H` bytes of weights, 3.1 MB for
 192 x 4096, want more than the 3 SMs that its tiles would fill) and the second kernel adds the
-parts, in order. With many tokens the three numbers come from memory, as three times as many rows
-of one bfloat16 weight: a plain GEMM, which the library runs at three times the split's speed.
+parts, in order; a program with one block of weights has it before it waits for the tokens. With
+many tokens the three numbers come from memory, as three times as many rows of one bfloat16 weight:
+a plain GEMM, which the library runs at three times the split's speed.
 
 Choice: a row of scores lives in one warp's registers; the top k are k reductions, and ties go to
 the lower expert. Experts that every token visits are columns behind the chosen ones. Bytes: the
@@ -30,10 +31,24 @@ _MOST_PARTS = 16
 SPLIT_FROM = 2**28
 
 
+@triton.jit
+def _exact(weight, tile, acc):
+    """`acc + weight tile`, of a float32 and a bfloat16 tile. Smallest first, as sums of unequal
+    terms like it."""
+    high = weight.to(tl.bfloat16)
+    left = weight - high.to(tl.float32)
+    middle = left.to(tl.bfloat16)
+    low = (left - middle.to(tl.float32)).to(tl.bfloat16)
+    acc = dot(low, tile, acc)
+    acc = dot(middle, tile, acc)
+    return dot(high, tile, acc)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _gate(
     x, w, out, tokens, share, x_stride,
     E: tl.constexpr, H: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+    ONCE: tl.constexpr,
 ):  # fmt: skip
     """`out[part, t, e]`: of inner columns `[part * share, (part + 1) * share)`."""
     expert = tl.program_id(0) * BE + tl.arange(0, BE)
@@ -43,20 +58,20 @@ def _gate(
     live_e, live_t = expert < E, token < tokens
     source_w = w + expert[:, None] * H + kk[None, :]
     source_x = x + token[:, None] * x_stride + kk[None, :]
-    follow()
     acc = tl.zeros([BE, BT], tl.float32)
-    for k in range(part * share, part * share + share, BK):
-        inside = (kk + k < H)[None, :]
-        weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
-        tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0).T
-        high = weight.to(tl.bfloat16)
-        left = weight - high.to(tl.float32)
-        middle = left.to(tl.bfloat16)
-        low = (left - middle.to(tl.float32)).to(tl.bfloat16)
-        # Smallest first, as sums of unequal terms like it.
-        acc = dot(low, tile, acc)
-        acc = dot(middle, tile, acc)
-        acc = dot(high, tile, acc)
+    if ONCE:
+        inside = (kk + part * share < H)[None, :]
+        weight = tl.load(source_w + part * share, mask=live_e[:, None] & inside, other=0.0)
+        follow()
+        tile = tl.load(source_x + part * share, mask=live_t[:, None] & inside, other=0.0)
+        acc = _exact(weight, tile.T, acc)
+    else:
+        follow()
+        for k in range(part * share, part * share + share, BK):
+            inside = (kk + k < H)[None, :]
+            weight = tl.load(source_w + k, mask=live_e[:, None] & inside, other=0.0)
+            tile = tl.load(source_x + k, mask=live_t[:, None] & inside, other=0.0)
+            acc = _exact(weight, tile.T, acc)
     target = out + (part * tokens + token[:, None]) * E + expert[None, :]
     tl.store(target, acc.T, mask=live_t[:, None] & live_e[None, :])
 
@@ -77,7 +92,8 @@ def gate_logits(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         inner = _INNER if block_t == 16 else 64
         _gate[grid](
             x, weight, out, tokens, share, x.stride(0), E=experts, H=hidden,
-            BE=64, BT=block_t, BK=inner, num_warps=4, num_stages=3, launch_pdl=overlapping(),
+            BE=64, BT=block_t, BK=inner, ONCE=share == inner, num_warps=4, num_stages=3,
+            launch_pdl=overlapping(),
         )  # fmt: skip
     return out
 

@@ -21,7 +21,8 @@ what, by arithmetic:
   straight to the output.
 
 Everything is computed on the device from the positions, once per step, so a captured graph
-replays with new lengths. Bytes: `4 (2 B + 2)`; a few microseconds.
+replays with new lengths. Bytes: `4 (2 B + 2)`; a few microseconds. Whoever reads the line need not
+wait for the kernel ahead: the line is older (see `common.follow`).
 """
 
 from __future__ import annotations
@@ -114,11 +115,20 @@ def _combine_kernel(
     Leaves what is complete alone. `PIECES` partials are loaded at once and `STAGES` times as many
     are on their way (as asynchronous copies; plain loads would be put one behind the other to save
     registers)."""
-    follow()
     b, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     block = tl.program_id(1) * HEADS // BLOCK_HEADS
     r = head - block * BLOCK_HEADS
     tiles = tl.cdiv(tl.load(lengths + b), TILE)
+    if STATIC > 0:
+        count = tl.cdiv(tiles, tl.cdiv(tl.maximum(tiles, 1), STATIC))
+        start = (b * (heads // BLOCK_HEADS) + block) * STATIC
+    else:
+        per = tl.load(bounds + batch + 1)
+        first = tl.load(bounds + b) + block * tiles
+        p0 = first // per
+        count = (first + tiles - 1) // per - p0 + 1
+        start = 2 * p0 + 1
+    follow()
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (b * heads + head).to(tl.int64)
     inside = (head < heads)[:, None] & (d < D)[None, :]
@@ -126,37 +136,27 @@ def _combine_kernel(
     if tiles == 0:
         tl.store(at_out, tl.zeros([HEADS, COLUMNS], out.dtype.element_ty), inside)
         tl.store(lse + row, tl.full([HEADS], float("-inf"), tl.float32), head < heads)
-    else:
-        if STATIC > 0:
-            count = tl.cdiv(tiles, tl.cdiv(tiles, STATIC))
-            start = (b * (heads // BLOCK_HEADS) + block) * STATIC
-        else:
-            per = tl.load(bounds + batch + 1)
-            first = tl.load(bounds + b) + block * tiles
-            p0 = first // per
-            count = (first + tiles - 1) // per - p0 + 1
-            start = 2 * p0 + 1
-        if count > 1 or STATIC > 0:
-            top = tl.full([HEADS], float("-inf"), tl.float32)
-            total = tl.zeros([HEADS], tl.float32)
-            acc = tl.zeros([HEADS, COLUMNS], tl.float32)
-            for base in tl.range(0, count, PIECES, num_stages=STAGES):
-                i = base + tl.arange(0, PIECES)
-                slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
-                live = (i < count)[:, None] & (head < heads)[None, :]
-                at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
-                value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
-                piece = tl.load(part_lse + slot, live, float("-inf"))
-                new_top = tl.maximum(top, tl.max(piece, 0))
-                base_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-                weight = tl.exp2(piece - base_top[None, :])
-                old = tl.exp2(top - base_top)
-                acc = acc * old[:, None] + tl.sum(value * weight[:, :, None], 0)
-                total = total * old + tl.sum(weight, 0)
-                top = new_top
-            tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
-            if tl.program_id(2) == 0:
-                tl.store(lse + row, (top + tl.log2(total)) * LN_2, head < heads)
+    elif count > 1 or STATIC > 0:
+        top = tl.full([HEADS], float("-inf"), tl.float32)
+        total = tl.zeros([HEADS], tl.float32)
+        acc = tl.zeros([HEADS, COLUMNS], tl.float32)
+        for base in tl.range(0, count, PIECES, num_stages=STAGES):
+            i = base + tl.arange(0, PIECES)
+            slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
+            live = (i < count)[:, None] & (head < heads)[None, :]
+            at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
+            value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
+            piece = tl.load(part_lse + slot, live, float("-inf"))
+            new_top = tl.maximum(top, tl.max(piece, 0))
+            base_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(piece - base_top[None, :])
+            old = tl.exp2(top - base_top)
+            acc = acc * old[:, None] + tl.sum(value * weight[:, :, None], 0)
+            total = total * old + tl.sum(weight, 0)
+            top = new_top
+        tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
+        if tl.program_id(2) == 0:
+            tl.store(lse + row, (top + tl.log2(total)) * LN_2, head < heads)
 
 
 def padded_batch(batch: int) -> int:
