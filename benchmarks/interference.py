@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flags import count
 
 from baton import LLM, SamplingParams
 from baton.core.request import Request
@@ -28,9 +29,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--length", type=int, default=131072, help="tokens of a long prompt")
-    parser.add_argument("--prompts", type=int, default=1, help="long prompts queued at once")
-    parser.add_argument("--decodes", type=int, default=16, help="short requests beside them")
+    parser.add_argument("--length", type=count, default=131072, help="tokens of a long prompt")
+    parser.add_argument("--prompts", type=count, default=1, help="long prompts queued at once")
+    parser.add_argument("--decodes", type=count, default=16, help="short requests beside them")
     parser.add_argument("--step-time", default="100ms", help="objective of the scheduler")
     parser.add_argument("--objective", type=float, default=0.15, help="p99 gap, in seconds")
     parser.add_argument("--budget", type=float, default=400.0, help="give up after seconds")
@@ -100,13 +101,14 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
         "step_time": options.step_time,
         "steps": core.stats().steps - steps,
         "seconds_to_first_tokens": [round(value, 3) for value in first.values()],
-        "gap_alone_ms": round(statistics.median(alone) * 1e3, 2),
+        "gap_alone_ms": round(statistics.median(alone) * 1e3, 2) if alone else None,
         "gap_ms": {
-            name: round(gaps[min(len(gaps) - 1, int(share * len(gaps)))] * 1e3, 2)
+            name: round(at(gaps, share) * 1e3, 2) if gaps else None
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
         },
         "objective_ms": options.objective * 1e3,
-        "met": gaps[int(0.99 * len(gaps))] <= options.objective,
+        # without a gap nothing was seen, neither that it is met nor that it is not
+        "met": at(gaps, 0.99) <= options.objective if gaps else None,
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
         "budget_gib": round(
             torch.cuda.mem_get_info()[1] * llm.config.gpu_memory_utilization / 2**30, 2
@@ -114,6 +116,11 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
         if cuda
         else None,
     }
+
+
+def at(gaps: list[float], share: float) -> float:
+    """The gap, of at least one in ascending order, that a share of them are below."""
+    return gaps[min(len(gaps) - 1, int(share * len(gaps)))]
 
 
 def note(outputs: list[Any], last: dict[str, float], gaps: list[float]) -> None:

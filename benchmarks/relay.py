@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from flags import count
 from served import served
 
 from baton.bench.load.run import run_load
@@ -100,8 +101,8 @@ def main() -> None:
     """Measure each period and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="folder with a config.json and a tokenizer")
-    parser.add_argument("--streams", type=_count, default=256)
-    parser.add_argument("--osl", type=_count, default=256, help="tokens of each stream")
+    parser.add_argument("--streams", type=count, default=256)
+    parser.add_argument("--osl", type=count, default=256, help="tokens of each stream")
     parser.add_argument(
         "--period", type=_seconds, default="0.0167,0.01", help="seconds of a step, several"
     )
@@ -120,13 +121,6 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def _count(text: str) -> int:
-    """At least 1; argparse names what is not."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
 
 
 def _seconds(text: str) -> list[float]:

@@ -31,7 +31,8 @@ API = {
     "engine/llm.py": "LLM",
     "core/sampling.py": "SamplingParams",
     "core/request.py": "Output Completion FinishReason PositionLogprobs TokenLogprob Timing",
-    "engine/async_engine.py": "AsyncEngine Stream",
+    "engine/async_engine.py": "AsyncEngine",
+    "engine/stream.py": "Stream",
     "core/stats.py": "EngineStats",
     "core/errors.py": "BatonError ConfigError ModelError FingerprintMismatch RequestError "
     "QueueFull Unavailable RequestFailed",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NOT_RUN = "not run yet"
@@ -21,9 +23,91 @@ START = ("start to first token (s)", "110 to 220", "20")
 
 
 Documents = list[dict[str, Any]]
-#: what the page takes from a result
-PARTS = {"commit", "config", "decode", "device", "failed", "fingerprint", "method", "model"}
-PARTS |= {"skipped", "start", "ttft", "versions", "when"}
+
+
+class Model(TypedDict):
+    """See Result."""
+
+    name: str
+
+
+class Config(TypedDict):
+    """See Result."""
+
+    dtype: str
+    kv_dtype: str
+
+
+class Device(TypedDict):
+    """See Result."""
+
+    name: str
+    ranks: int
+
+
+class Versions(TypedDict):
+    """See Result."""
+
+    torch: str
+
+
+class Print(TypedDict):
+    """See Result."""
+
+    digest: str
+
+
+class Method(TypedDict):
+    """See Result."""
+
+    repeats: int
+
+
+class Start(TypedDict):
+    """See Result."""
+
+    first_token_s: float
+    kernel_cache: str | None
+
+
+class First(TypedDict):
+    """Time to the first token of prompts of so many tokens."""
+
+    prompt: int
+    ms: float | None
+
+
+class Decode(TypedDict):
+    """Time of a decode step."""
+
+    batch: int
+    context: int
+    ms: float | None
+    full_batch_ms: float | None
+
+
+class Left(TypedDict):
+    """A point that was not measured."""
+
+    point: str
+
+
+class Result(TypedDict):
+    """What the page takes from a result of `baton bench engine`."""
+
+    commit: str | None
+    config: Config
+    decode: list[Decode]
+    device: Device
+    failed: list[Left]
+    fingerprint: Print
+    method: Method
+    model: Model
+    skipped: list[Left]
+    start: Start
+    ttft: list[First]
+    versions: Versions
+    when: str
 
 
 def load(folder: Path) -> dict[tuple[str, str], Documents]:
@@ -54,8 +138,10 @@ def _read(path: Path, model: str, variant: str) -> dict[str, Any]:
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind != "baton bench engine" or document.get("schema") != 1:
         raise ValueError(f"{path.name}: not a result of `baton bench engine`")
-    if missing := sorted(PARTS - document.keys()):
-        raise ValueError(f"{path.name}: has no {', '.join(missing)}")
+    try:
+        msgspec.convert(document, Result)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path.name}: {error}") from None
     if document["model"]["name"] != model:
         raise ValueError(f"{path.name}: measured on {document['model']['name']}")
     dtypes = {document["config"]["dtype"], document["config"]["kv_dtype"]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from dataclasses import asdict, replace
@@ -203,22 +204,52 @@ class Trainer:
         return found
 
 
-def main() -> None:
-    """Parse the command line and train."""
+def count(text: str) -> int:
+    """At least 1; argparse names what is not."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A finite number above 0, likewise."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def flags() -> argparse.Namespace:
+    """The command line; ends the program for one that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoint, log, model")
     parser.add_argument(
-        "--minutes", type=float, default=1e9, help="stop after so many, go on later"
+        "--minutes", type=positive, default=1e9, help="stop after so many, go on later"
     )
-    parser.add_argument("--every", type=float, default=30.0, help="seconds between checks")
-    parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
-    parser.add_argument("--budget", type=float, help="minutes in all, instead of the recipe's")
-    parser.add_argument("--rates", type=float, nargs=2, metavar=("MUON", "ADAM"))
+    parser.add_argument("--every", type=positive, default=30.0, help="seconds between checks")
+    cores = os.cpu_count() or 2
+    parser.add_argument("--workers", type=count, default=max(1, min(14, cores - 2)))
+    parser.add_argument("--budget", type=positive, help="minutes in all, instead of the recipe's")
+    parser.add_argument("--rates", type=positive, nargs=2, metavar=("MUON", "ADAM"))
     parser.add_argument("--start", type=Path, help="exported folder to go on from, elsewhere")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    if options.start is not None and not (options.start / "log.jsonl").is_file():
+        parser.error(f"--start: {options.start} is no exported folder: it has no log.jsonl")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: cannot make the folder {options.out}: {error.strerror}")
+    return options
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    options = flags()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = RECIPES[options.recipe]
     recipe = replace(

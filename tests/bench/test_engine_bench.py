@@ -71,6 +71,8 @@ def test_a_measurement(folder: str, tmp_path: Path) -> None:
     }
     assert document["start"]["kernel_cache"] is None
     assert 0 < document["start"]["ready_s"] < document["start"]["first_token_s"]
+    assert document["passes"]["graph"] == 0
+    assert document["passes"]["eager"] >= sum(row["steps"] for row in document["decode"])
     assert document["memory"]["device_peak_bytes"] is None
     assert document["memory"]["host_peak_bytes"] > 2**26
     assert document["config"]["prefix_caching"] is False

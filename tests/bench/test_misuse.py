@@ -20,9 +20,11 @@ from baton.bench.report.document import (
     document,
     read_document,
     search_summary,
+    summarize,
     to_json,
 )
 from baton.bench.report.page import page
+from baton.bench.report.write import SUMMARY, keep_others
 from baton.bench.runfile import RunFileError, RunWriter, make_folder, read_run, write_run
 from baton.bench.slo.disk import OtherSearch, kept
 from baton.bench.slo.level import Goal
@@ -189,3 +191,28 @@ def test_files_that_cannot_be_read_are_what_was_typed(
         with pytest.raises(SystemExit) as end:
             main(["bench", *words, "--out", str(tmp_path / "out")])
         assert end.value.code == 2
+
+
+def test_a_summary_of_others_is_not_replaced(tmp_path: Path) -> None:
+    told = [summarize(Run(name=name), None) for name in ("a", "b")]
+    (tmp_path / SUMMARY).write_bytes(to_json(document("", told, None)))
+    keep_others(tmp_path, runs=["a", "b", "c"])
+    with pytest.raises(ConfigError, match=r"other runs \(b\), whose summary.json"):
+        keep_others(tmp_path, runs=["a"])
+    with pytest.raises(ConfigError, match=r"other runs \(a, b\)"):
+        keep_others(tmp_path, searches=["a", "b"])
+    point = Point("run", fixed(8, 2, 3), Load(rate=1.0))
+    with pytest.raises(ConfigError, match="give another --out"):
+        sweep([point], Target(URL), Console(quiet=True), keep=Keep(tmp_path))
+    (tmp_path / SUMMARY).write_text("cut sho")
+    keep_others(tmp_path, runs=["a"])
+    (tmp_path / SUMMARY).unlink()
+    keep_others(tmp_path, runs=["a"])
+
+
+def test_a_comparison_does_not_take_the_place_of_what_it_compares(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    inputs = [str(tmp_path / "a"), str(tmp_path / "b")]
+    with pytest.raises(ConfigError, match="is one of those compared"):
+        main(["bench", "report", *inputs, "--out", str(tmp_path / "b" / ".." / "a")])

@@ -21,7 +21,7 @@ FIRST = 0.25
 def searched(url: str, folder: Path, *flags: str) -> tuple[Document, int]:
     """What the command left, and its exit code."""
     with pytest.raises(SystemExit) as end:
-        main(["bench", "slo", "--base-url", url, "--out", str(folder), *flags])
+        main(["bench", "slo", "--url", url, "--out", str(folder), *flags])
     made = read_document(folder / "summary.json")
     late = [note for note in made.searches[0].found.notes if "client cannot offer" in note]
     if late:
@@ -60,6 +60,15 @@ def test_concurrency_at_which_tokens_get_too_slow(
         "loads.csv",
         "concurrency-16-1.jsonl",
     }
+    # another command would replace the summary of the search
+    before = (tmp_path / "summary.json").read_bytes()
+    for command in (["run"], ["slo", "--isl", "16", "--tpot", "1s"]):
+        with (
+            pytest.raises(ConfigError, match=r"other searches \(32/12\)"),
+            stub_server(profile) as same,
+        ):
+            main(["bench", *command, "--url", same, "--out", str(tmp_path), "--resume"])
+    assert (tmp_path / "summary.json").read_bytes() == before
     # runs of another server are not taken for this one's
     with pytest.raises(OtherSearch, match="its run has url"), stub_server(profile) as other:
         main(["bench", "slo", "--base-url", other, "--out", str(tmp_path), *flags, "--resume"])

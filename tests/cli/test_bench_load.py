@@ -35,7 +35,7 @@ def run(
 ) -> tuple[int, str, str]:
     """(exit code, standard output, standard error)."""
     with pytest.raises(SystemExit) as end:
-        main(["bench", command, *arguments, "--base-url", url])
+        main(["bench", command, *arguments, "--url", url])
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if "--json" not in arguments:

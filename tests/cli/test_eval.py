@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from baton.cli.app import main
+from baton.core.errors import BatonError, ConfigError
+from baton.evals.document import Answer
+from baton.evals.exam import Exam
+from baton.evals.resume import alone
+from baton.evals.subject import Engine, Progress
 
 TINY = str(Path(__file__).parents[1] / "evals" / "tiny")
 SMALL = [
@@ -102,3 +110,66 @@ def test_a_part_is_gone_on_from_and_then_removed(
     assert "nothing to --resume" in capsys.readouterr().err
     assert run(TINY, *SMALL, "--resume") == 2
     assert "--resume needs the --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (BatonError("the engine is gone"), 1)]
+)
+def test_one_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    result = tmp_path / "a.json"
+    take, taken = Engine.take, 0
+
+    def stop(self: Engine, exam: Exam, progress: Progress) -> list[Answer]:
+        nonlocal taken
+        taken += 1
+        if taken == stop_at:
+            raise error
+        return take(self, exam, progress)
+
+    monkeypatch.setattr(Engine, "take", stop)
+    stop_at = 1  # nothing is kept yet
+    assert run(TINY, *SMALL, "--out", str(result)) == code
+    assert "--resume" not in capsys.readouterr().err
+    stop_at, taken = 3, 0
+    assert run(TINY, *SMALL, "--out", str(result)) == code
+    said = capsys.readouterr().err
+    assert f"the same command with --resume goes on from {result}.part" in said
+    stop_at, taken = 0, 0
+    assert run(TINY, *SMALL, "--out", str(result), "--resume") == 0
+    assert taken == 6 - 2, "of 2 tasks with 3 contexts, 2 were answered"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_two_at_once_do_not_share_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "a.json"
+    with alone(result):
+        assert run(TINY, *SMALL, "--out", str(result)) == 2
+        assert f"another evaluation is writing {result}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_of_a_dead_process_is_in_nobodys_way(tmp_path: Path) -> None:
+    result = tmp_path / "a.json"
+    script = (
+        "import pathlib, sys, time\nfrom baton.evals.resume import alone\n"
+        "with alone(pathlib.Path(sys.argv[1])):\n    print(1, flush=True)\n    time.sleep(60)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script, str(result)], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"1\n"
+    with pytest.raises(ConfigError, match="another evaluation"), alone(result):
+        pass
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    assert list(tmp_path.iterdir()), "it could not tidy up"
+    with alone(result):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -12,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from baton.cli.app import main
 from baton.core.errors import BatonError, ConfigError, RequestError
 from baton.core.sampling import SamplingParams
 from baton.engine.llm import LLM
 from baton.evals.compare import compare
+from baton.evals.document import load
 from baton.evals.exam import Exam, Query, Suite
 from baton.evals.marks import Marks
+from baton.evals.page import comparison_page
 from baton.evals.run import Text, perplexity, run
-from baton.evals.setup import form_of, suite_of, texts_of
+from baton.evals.setup import form_of, no_perplexity, suite_of, texts_of
 from baton.evals.subject import Engine, Server
 from baton.evals.tasks import Borders
 from baton.evals.words import Words
@@ -233,3 +237,33 @@ def test_an_mtp_module_changes_no_answer_and_its_guesses_are_counted(
         for piece in (128, 17):
             monkeypatch.setattr("baton.evals.subject.PIECE", piece)
             assert Engine(drafting).accepted(tokens) == pytest.approx(share)
+
+
+def test_a_missing_perplexity_is_said_everywhere(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--form", "marks", "--alphabet", "16", "--tasks", "single", "--lengths", "128"]
+    asked += ["--contexts", "1", "--page", "16", "--block", "16", "--chunk", "32"]
+    asked += ["--segments", "4"]
+    result, html = tmp_path / "a.json", tmp_path / "a.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "run", url, *asked, "--out", str(result), "--html", str(html)])
+    assert not ended.value.code
+    why = "no tokenizer for the text: give --tokenizer"
+    assert f"No perplexity: {why}." in capsys.readouterr().out
+    assert f"No perplexity: {why}." in html.read_text()
+    found = load(result)
+    assert (found.perplexity, found.no_perplexity) == ([], why)
+    made = compare(found, found)
+    assert made.as_dict()["no_perplexity"] == made.no_perplexity == f"A: {why}; B: {why}"
+    assert escape(made.no_perplexity) in comparison_page(made)
+    assert no_perplexity(0, None) == "not asked for (--text-tokens 0)"
+
+
+def test_texts_that_differ_are_said(llm: LLM) -> None:
+    facts: tuple[dict[str, Any], dict[str, Any]] = {"name": "tiny"}, {}
+    suite = replace(SUITE, tasks=("single",), lengths=(128,), contexts=1)
+    texts = [Text("bytes", list(b"The lamp is lit. " * 20), size) for size in (128, 64)]
+    a, b = (run(Engine(llm), FORM, suite, [text], facts, lambda *_: None) for text in texts)
+    assert compare(a, a).no_perplexity == ""
+    assert "same text in the same windows" in compare(a, b).no_perplexity

@@ -34,8 +34,10 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.chat_kwargs: dict[str, Any] = {}
+        self.most_tokens: int | None = -1  # as asked last
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = True, most_tokens: int | None = None) -> list[int]:
+        self.most_tokens = most_tokens
         return [BOS] * special + list(text.encode())
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
@@ -52,13 +54,17 @@ class FakeTokenizer:
         return {BOS: b"<s>", EOS: b"</s>"}.get(token_id) or bytes([token_id])
 
     def chat(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
+        **kw: Any,
     ) -> list[int]:
         self.chat_kwargs = kw
         if messages[0]["role"] == "alien":
             raise RequestError("unknown role alien", param="messages")
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return self.encode(text + "assistant: " * add_generation_prompt)
+        return self.encode(text + "assistant: " * add_generation_prompt, True, most_tokens)
 
 
 @dataclass

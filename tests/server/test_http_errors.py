@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from helpers.fake_engine import FakeEngine
 from helpers.serving import Running, running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -186,7 +187,7 @@ def test_queue_full(server: Running) -> None:
         server.client.completions.create(model="fake", prompt="x")
 
 
-@pytest.mark.parametrize("state", ["starting", "restarting", "draining", "dead"])
+@pytest.mark.parametrize("state", ["starting", "unresponsive", "restarting", "draining", "dead"])
 def test_unavailable(server: Running, state: Any) -> None:
     server.engine.state = state
     try:
@@ -292,3 +293,22 @@ def test_metrics_for_a_client_that_accepts_nonsense(server: Running) -> None:
     answer = server.http.get("/metrics", headers={"Accept": accept})
     assert answer.status_code == 200
     assert "baton:http_requests" in answer.text
+
+
+def test_what_cannot_fit_is_told_to_the_tokenizer_and_ids_are_counted_first() -> None:
+    engine = FakeEngine()
+    with running(engine) as server:
+        tokenizer = engine.tokenizer
+        assert tokenizer is not None
+        for path, body, most in (
+            (TEXT, {"prompt": "a"}, 4095),
+            (TEXT, {"prompt": ["a", "b"]}, 4095),
+            (CHAT, {"messages": HI}, 4095),
+            ("/tokenize", {"prompt": "a"}, None),
+            ("/tokenize", {"messages": HI}, None),
+        ):
+            tokenizer.most_tokens = -1
+            assert server.http.post(path, json=body).status_code == 200
+            assert tokenizer.most_tokens == most, path
+        error = error_of(server.http.post(TEXT, json={"prompt": [-1] * 4096}), 400)
+        assert error["code"] == "context_length_exceeded"

@@ -102,6 +102,10 @@ def test_metrics() -> None:
     engine.totals.prefix_queries, engine.totals.prefix_hits = 40, 30
     engine.totals.kv_pages_used, engine.totals.preemptions = 25, 2
     engine.totals.waiting = 3
+    engine.totals.graph_passes, engine.totals.eager_passes = 70, 8
+    engine.totals.finished, engine.totals.aborted = 4, 5
+    engine.totals.failed, engine.totals.rejected = 6, 7
+    engine.totals.host_seconds, engine.totals.kv_pages_cached = 1.5, 33
     with running(engine) as server:
         server.post(TEXT, prompt="abc", max_tokens=5)
         server.post(TEXT, prompt="abc", max_tokens=5, stop="b", stream=True)
@@ -127,6 +131,14 @@ def test_metrics() -> None:
         assert value("prefix_cache_queries_total") == 40
         assert value("prefix_cache_hits_total") == 30
         assert value("num_preemptions_total") == 2
+        assert value("engine_graph_passes_total") == 70
+        assert value("engine_eager_passes_total") == 8
+        assert value("engine_finished_total") == 4
+        assert value("engine_aborted_total") == 5
+        assert value("engine_failed_total") == 6
+        assert value("engine_rejected_total") == 7
+        assert value("engine_host_seconds_total") == 1.5
+        assert value("kv_pages_cached") == 33
         assert value("prompt_tokens_total") == 12
         assert value("generation_tokens_total") == 8
         assert value("engine_ready") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ def tool() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where types look for what their names mean
     spec.loader.exec_module(module)
     return module
 
@@ -111,7 +113,11 @@ def test_results_that_are_not_what_their_name_says(
         ("", "no JSON"),
         (json.dumps(document())[:-9], "no JSON"),
         ("[]", "not a result"),
-        (json.dumps({k: v for k, v in document().items() if k not in ("ttft", "start")}), "no st"),
+        (json.dumps({k: v for k, v in document().items() if k not in ("ttft", "start")}), "start"),
+        (json.dumps(document(when=None)), r"Expected `str`, got `null` - at `\$\.when`"),
+        (json.dumps(document(device=None)), r"`\$\.device`"),
+        (json.dumps(document(ttft=[{"ms": 1.0}])), r"`prompt` - at `\$\.ttft\[0\]`"),
+        (json.dumps(document(start={"first_token_s": "1", "kernel_cache": None})), "first_token_s"),
     ],
 )
 def test_a_file_that_is_not_whole_is_named(

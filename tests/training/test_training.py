@@ -18,7 +18,7 @@ from training.data import Stream
 from training.export import export, load
 from training.model import Model
 from training.recipes import RECIPES
-from training.train import Run
+from training.train import Run, flags
 
 F64 = torch.float64
 
@@ -131,3 +131,34 @@ def test_loads_are_balanced_by_the_bias(ids: torch.Tensor) -> None:
     for _ in range(60):
         after = spread()
     assert after < 0.6 * before, (before, after)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--workers", "0"], "argument --workers: '0'"),
+        (["--workers", "-1"], "argument --workers: '-1'"),
+        (["--workers", "1.5"], "argument --workers: '1.5'"),
+        (["--minutes", "0"], "argument --minutes: '0'"),
+        (["--minutes", "nan"], "argument --minutes: 'nan'"),
+        (["--every", "-1"], "argument --every: '-1'"),
+        (["--budget", "0"], "argument --budget: '0'"),
+        (["--rates", "0.1", "inf"], "argument --rates: 'inf'"),
+        (["--start", "no/such/folder"], "--start: no/such/folder is no exported folder"),
+        (["--out", __file__], f"--out: cannot make the folder {__file__}"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(
+    given: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    base = ["training", "recall-rope", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [*base, *given])
+    with pytest.raises(SystemExit):
+        flags()
+    assert words in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", [*base, "--workers", "2", "--budget", "0.5"])
+    assert (flags().workers, flags().budget) == (2, 0.5)

@@ -20,7 +20,7 @@ from baton.core.errors import ConfigError
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.core.registry import Registry
-from baton.ops.host import to_device
+from baton.ops.host import upload
 
 HALVES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
@@ -226,7 +226,7 @@ def rows_of(batch: ForwardBatch, sequences: Sequence[int]) -> slice | torch.Tens
         last = sequences[-1]
         return slice(starts[sequences[0]], starts[last] + batch.query_lens[last])
     rows = [torch.arange(starts[i], starts[i] + batch.query_lens[i]) for i in sequences]
-    return to_device(torch.cat(rows), batch.slots.device)
+    return upload(torch.cat(rows), batch.slots.device)
 
 
 def consecutive(numbers: Sequence[int]) -> bool:

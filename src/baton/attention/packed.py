@@ -28,7 +28,7 @@ from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
 from baton.ops.attention import merge_into
 from baton.ops.dtypes import wide
-from baton.ops.host import to_device
+from baton.ops.host import upload
 from baton.ops.kv_pages import gather_tokens
 from baton.ops.mla import join_keys
 
@@ -282,7 +282,7 @@ class PackedBackend(AttentionBackend):
 
 def _sums(lens: list[int], device: torch.device) -> torch.Tensor:
     """Running sums, int32 `[n + 1]`."""
-    return to_device(torch.tensor([0, *accumulate(lens)], dtype=torch.int32), device)
+    return upload(torch.tensor([0, *accumulate(lens)], dtype=torch.int32), device)
 
 
 def _piece(
@@ -301,4 +301,4 @@ def _tables(batch: ForwardBatch, sequences: list[int]) -> torch.Tensor:
     """Page tables of `sequences`, a view where they are consecutive."""
     if consecutive(sequences):
         return batch.pages[sequences[0] : sequences[0] + len(sequences)]
-    return batch.pages[to_device(torch.tensor(sequences), batch.pages.device)]
+    return batch.pages[upload(torch.tensor(sequences), batch.pages.device)]

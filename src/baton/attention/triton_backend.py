@@ -19,7 +19,7 @@ from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
 from baton.core.errors import ConfigError
 from baton.core.forward import ForwardBatch
 from baton.core.kv import KVView
-from baton.ops.host import to_device
+from baton.ops.host import upload
 from baton.ops.mla import head_products
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class TritonBackend(AttentionBackend):
         if len(sequences) < len(batch.query_lens):
             starts = row_starts(batch)
             index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
-            index = to_device(index, pages.device)
+            index = upload(index, pages.device)
             rows, pages = index[0], pages[index[1]]
         shares = task_map(batch.positions, *self._shape, self.programs, rows, *self._share)
         return TritonPlan(rows, pages, shares)

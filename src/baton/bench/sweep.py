@@ -15,7 +15,7 @@ from baton.bench.metrics import steady_window
 from baton.bench.progress import LoadProgress
 from baton.bench.record import Run
 from baton.bench.report.document import Document, document, summarize, to_json
-from baton.bench.report.write import SUMMARY, write
+from baton.bench.report.write import SUMMARY, keep_others, write
 from baton.bench.runfile import CUT_SHORT, make_folder, read_run
 from baton.bench.slo.level import Goal
 from baton.bench.workload.shapes import Point
@@ -97,6 +97,7 @@ def _run(
 def _check(points: Sequence[Point], keep: Keep) -> None:
     if keep.folder is not None:
         make_folder(keep.folder)
+        keep_others(keep.folder, runs=[point.name for point in points])
     for point in points:
         file = keep.file(point.name)
         if file is not None and file.exists() and not keep.resume:

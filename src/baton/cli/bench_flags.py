@@ -33,7 +33,7 @@ NOT_MET = 3
 class ServerFlags:
     """Whom to ask, and in which form."""
 
-    base_url: Annotated[str, "server to send to"] = "http://127.0.0.1:8000"
+    url: Annotated[str, "server to send to"] = "http://127.0.0.1:8000"
     model: Annotated[str | None, "served model; the first one when unset"] = None
     api_key: Annotated[str | None, "key (also BATON_API_KEY)"] = None
     prompts: Annotated[Literal["ids", "text", "chat"], "form of the prompts"] = "ids"
@@ -59,7 +59,7 @@ class ServerFlags:
         if not isinstance(body, dict):
             raise ConfigError('--body must be a JSON object, as {"ignore_eos": null}')
         return Target(
-            self.base_url,
+            self.url,
             self.model,
             self.api_key or env.API_KEY.get() or None,
             prompts=self.prompts,

@@ -11,6 +11,7 @@ import typer
 from baton.cli.bench_flags import ResultFlags
 from baton.cli.bench_slo import show
 from baton.cli.show import errors, examples, out, table
+from baton.core.errors import ConfigError
 from baton.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ def _report(
     from baton.bench.runfile import make_folder
 
     make_folder(folder)
+    # of one input it may be the own page; of several, a summary of searches would be lost
+    if len(inputs) > 1 and folder.resolve() in {path.resolve() for path in inputs}:
+        raise ConfigError(f"--out {folder} is one of those compared: its own summary would be lost")
     subjects = []
     with Progress("items") as shown:
         for done, path in enumerate(inputs):

@@ -156,12 +156,13 @@ def _search(
     from baton.bench.load.server import ask_server
     from baton.bench.report.document import search_summary
     from baton.bench.report.subject import Subject, report, search_part
-    from baton.bench.report.write import write
+    from baton.bench.report.write import keep_others, write
     from baton.bench.runfile import make_folder
     from baton.bench.slo.run import search_server
 
     target = server.target()
     make_folder(folder)
+    keep_others(folder, searches=[shape.name for shape in shapes])
     served = config or str(ask_server(target)["model"])
     searches: list[SearchSummary] = []
     for shape in shapes:

@@ -141,7 +141,10 @@ def _chat(
         str | None,
         typer.Argument(metavar="MODEL", help="As in `serve`; with --url, a served name."),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Talk to a running server instead.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", "--base-url", help="Talk to a running server instead."),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="Key of that server (also BATON_API_KEY).")
     ] = None,

@@ -126,24 +126,48 @@ def _run(
     --mtp, how often the MTP module guesses what the model says, by task and text.
     With --out, answers are kept as they come, in a file `.part` beside it, for --resume.
     """
-    from baton.evals import document, page, tables
-    from baton.evals.resume import part_of
+    from baton.evals import page, tables
 
     if resume and out_file is None:
         raise ConfigError("--resume needs the --out of the evaluation that was stopped")
     _writable(out_file, html)
-    part = None if out_file is None else part_of(out_file, resume)
-    _writable(part)
     if _is_url(model):
         said = [p.name for p in engine_parameters() if values[p.name] != p.default]
         if engines := [name for name in said if name != "tokenizer"]:
             raise _engine_only(model, engines)
-    found = _examine(model, section_of(EvalFlags, values), values, part=part)
+    flags = section_of(EvalFlags, values)
+    if out_file is None:
+        found = _examine(model, flags, values)
+    else:
+        found = _kept(model, flags, values, out_file, resume)
     out.print(tables.result(found), width=min(WIDTH, out.width))
-    if out_file is not None and part is not None:
+    _write(html, page.result_page(found) if html is not None else "")
+
+
+def _kept(
+    model: str, flags: EvalFlags, values: dict[str, Any], out_file: Path, resume: bool
+) -> Document:
+    """`_examine`, with answers kept beside `out_file` until the result is in it."""
+    from baton.evals import document
+    from baton.evals.resume import alone, part_of
+
+    with alone(out_file):
+        part = part_of(out_file, resume)
+        _writable(part)
+        try:
+            found = _examine(model, flags, values, part=part)
+        except BaseException as error:
+            if part.exists() and not isinstance(error, ConfigError):
+                errors.print(
+                    f"stopped; the same command with --resume goes on from {part}",
+                    style="yellow", markup=False, soft_wrap=True,
+                )  # fmt: skip
+            if isinstance(error, KeyboardInterrupt):
+                raise typer.Exit(130) from None
+            raise
         document.save(found, out_file)
         part.unlink(missing_ok=True)
-    _write(html, page.result_page(found) if html is not None else "")
+    return found
 
 
 def _compare(
@@ -285,7 +309,7 @@ def _examine(
     from baton.core.progress import Progress
     from baton.evals.resume import Parts
     from baton.evals.run import run
-    from baton.evals.setup import about, form_of, suite_of, texts_of
+    from baton.evals.setup import about, form_of, no_perplexity, suite_of, texts_of
     from baton.evals.subject import Engine, Server
 
     suite = suite_of(dataclasses.asdict(flags))
@@ -301,7 +325,8 @@ def _examine(
             texts = texts_of(suite, flags.text, flags.text_tokens, tokenizer)
             facts: dict[str, Any] = {"name": f"{server.model} at {subject}", "url": subject}
             parts = Parts(part, {"subject": facts, "suite": suite.settings()})
-            return run(server, form, suite, texts, (facts, about()), show, parts)
+            why = no_perplexity(flags.text_tokens, tokenizer)
+            return run(server, form, suite, texts, (facts, about()), show, parts, why)
     from baton.engine.llm import LLM
 
     options = engine_options(subject, values)
@@ -316,4 +341,5 @@ def _examine(
             "written": flags.write,
         }
         parts = Parts(part, {"subject": facts, "suite": suite.settings()})
-        return run(Engine(llm, flags.write), form, suite, texts, (facts, about()), show, parts)
+        engine, why = Engine(llm, flags.write), no_perplexity(flags.text_tokens, llm.tokenizer)
+        return run(engine, form, suite, texts, (facts, about()), show, parts, why)

@@ -30,6 +30,7 @@ PANELS = {
 #: spellings beside the field's own
 ALIASES = {
     "tensor_parallel_size": ("-tp",),
+    "url": ("--base-url",),  # as other clients call it
 }
 NO_DEFAULTS: Mapping[str, Any] = types.MappingProxyType({})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from baton.core.errors import ConfigError
+from baton.core.kinds import wrong_kind
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
@@ -102,7 +103,7 @@ class EngineOptions:
         """Options from flat names, as in `LLM(model, max_model_len=4096)`.
 
         Raises:
-            ConfigError: for a name that no section has.
+            ConfigError: for a name that no section has, or a value of another type than it needs.
         """
         expect = flat.pop("expect_fingerprint", None)
         parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
@@ -112,6 +113,9 @@ class EngineOptions:
             if key not in owner:
                 raise ConfigError(f"unknown engine option {key!r}: one of {sorted(owner)}")
             parts[owner[key]][key] = value
+        for name, cls in SECTIONS.items():
+            if (wrong := wrong_kind(cls, parts[name])) is not None:
+                raise ConfigError(f"engine option {wrong[1]}")
         sections = {name: cls(**parts[name]) for name, cls in SECTIONS.items()}
         return EngineOptions(**sections, expect_fingerprint=expect)
 

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from baton.core.errors import RequestError
+from baton.core.kinds import wrong_kind
 
 #: every new token is compared with all of them
 MAX_STOPS = 1024
@@ -71,7 +72,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def verify(self, vocab_size: int | None = None) -> SamplingParams:
-        """Return self, or raise RequestError naming the field and the range it must be in."""
+        """Return self, or raise RequestError naming the field and the kind or range it must be."""
+        if (wrong := wrong_kind(SamplingParams, msgspec.structs.asdict(self))) is not None:
+            raise RequestError(wrong[1], param=wrong[0])
         _check("n", self.n, 1, 128)
         if self.max_tokens is not None:
             _check("max_tokens", self.max_tokens, 1, None)

@@ -11,6 +11,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     `prefix_queries` / `prefix_hits` count prompt tokens looked up / found at first scheduling.
     `kv_pages_used` are held by requests, `kv_pages_cached` are idle but reusable.
     `step_seconds` is device time, `host_seconds` the time of planning, launching and collecting.
+    `graph_passes` / `eager_passes`: a step is one pass or two, and a part of a chunk that goes by
+    layers is one more; through captured CUDA graphs, or kernel by kernel (on a CPU always).
     """
 
     running: int = 0
@@ -31,3 +33,5 @@ class EngineStats(msgspec.Struct, kw_only=True):
     steps: int = 0
     step_seconds: float = 0.0
     host_seconds: float = 0.0
+    graph_passes: int = 0
+    eager_passes: int = 0

@@ -4,7 +4,9 @@
                           |                          '--too often, or a hopeless error--> dead
                           '--drain()--> draining --stop()--> dead
 
-A process that dies fails every open stream with Unavailable at once and is started again.
+A process that dies fails every open stream with Unavailable at once and is started again. One that
+gives no sign of life (see `Pulse`) is `unresponsive` until it gives one: it takes no requests, and
+open streams wait.
 """
 
 from __future__ import annotations
@@ -45,14 +47,18 @@ from baton.engine.messages import (
     Rejected,
     StatsReply,
 )
-from baton.engine.output import Answers, join
+from baton.engine.output import Answers
+from baton.engine.pulse import INTERVAL, Pulse
 from baton.engine.source import find_source, tokenizer_of
+from baton.engine.stream import Stream
 from baton.engine.threads import in_daemon_async
 from baton.models.tokenizer import Tokenizer
 
 log = get_logger("api")
 
-State = Literal["starting", "ready", "restarting", "draining", "dead"]
+State = Literal["starting", "ready", "unresponsive", "restarting", "draining", "dead"]
+#: states in which there is a process that listens
+_LISTENING: set[State] = {"ready", "unresponsive", "draining"}
 
 #: Restarts allowed within RESTART_WINDOW seconds before the engine is given up.
 MAX_RESTARTS = 3
@@ -60,70 +66,6 @@ RESTART_WINDOW = 600.0
 
 #: Messages of the engine, each a step's outputs, that are delivered before streams go on.
 AT_ONCE = 8
-
-
-class Stream:
-    """Deltas of one prompt's answers, as an async iterator; the last one has `finished` set.
-
-    What has come since its reader last looked is one delta: a server that falls behind the engine
-    sends fewer, longer pieces instead of falling behind further.
-
-    Raises, while iterating: RequestFailed (this request), Unavailable (the engine process died).
-    """
-
-    def __init__(self, engine: AsyncEngine, answers: Answers) -> None:
-        self._engine = engine
-        self.answers = answers
-        self.request_id = answers.request_id
-        self.prompt_token_ids = answers.prompt
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._delta: Output | None = None
-        self._error: BatonError | None = None
-        self._news = asyncio.Event()
-        self._ended = False
-
-    def put(self, item: Output | BatonError) -> None:
-        """Hand over a delta, or the error that ends the stream."""
-        if isinstance(item, BatonError):
-            self._error = item
-        else:
-            self._delta = item if self._delta is None else join(self._delta, item)
-        self._news.set()
-
-    def fail(self, error: BatonError) -> None:
-        """End the stream with an error, whether it has been accepted yet or not."""
-        if not self.accepted.done():
-            self.accepted.set_exception(error)
-        else:
-            self.put(error)
-
-    def __aiter__(self) -> AsyncIterator[Output]:
-        return self
-
-    async def __anext__(self) -> Output:
-        while self._delta is None and self._error is None and not self._ended:
-            self._news.clear()
-            await self._news.wait()  # of several readers, another may have taken it meanwhile
-        if self._ended:
-            raise StopAsyncIteration
-        delta, self._delta = self._delta, None
-        if delta is not None and not delta.finished:
-            return delta
-        self._end()
-        if delta is None:
-            assert self._error is not None, "there is news"
-            raise self._error
-        return delta
-
-    async def cancel(self) -> None:
-        """Abort what still runs; harmless when everything has ended."""
-        self._end()
-        self._engine.forget(self)
-
-    def _end(self) -> None:
-        """Let whoever waits for more know that there is none."""
-        self._ended = True
-        self._news.set()
 
 
 class AsyncEngine:
@@ -144,6 +86,8 @@ class AsyncEngine:
         self._numbers = itertools.count()
         self._restarts: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._pulse = Pulse()
         self._reason = "the engine is starting"
 
     @classmethod
@@ -163,8 +107,9 @@ class AsyncEngine:
         except BaseException:
             await engine._child.stop()
             raise
-        engine.state = "ready"
+        engine.state, engine._pulse = "ready", Pulse(engine.info.longest_step)
         engine._supervisor = asyncio.create_task(engine._supervise())
+        engine._watcher = asyncio.create_task(engine._watch())
         return engine
 
     @property
@@ -249,7 +194,7 @@ class AsyncEngine:
 
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait up to `timeout` seconds for the running ones."""
-        if self.state in ("ready", "restarting"):
+        if self.state in ("ready", "unresponsive", "restarting"):
             self.state, self._reason = "draining", "the server is shutting down"
         deadline = time.monotonic() + timeout
         while self._streams and time.monotonic() < deadline:
@@ -258,9 +203,10 @@ class AsyncEngine:
     async def stop(self) -> None:
         """End the engine process; open streams get Unavailable."""
         self.state, self._reason = "dead", "the engine has stopped"
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait({self._supervisor})
+        for task in (self._watcher, self._supervisor):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         self._fail_all(Unavailable(self._reason))
         await self._child.stop()
 
@@ -268,7 +214,7 @@ class AsyncEngine:
         """Stop caring about a stream and abort what still runs of it."""
         running = [c for c in stream.answers.unfinished if c in self._streams]
         self._drop(stream)
-        if running and self.state in ("ready", "draining"):
+        if running and self.state in _LISTENING:
             self._child.send(Abort(running))
 
     def _require_ready(self) -> None:
@@ -295,6 +241,23 @@ class AsyncEngine:
         self.state, self._reason = state, reason
         log.error("%s", reason)
         self._fail_all(Unavailable(reason, retry_after=10.0))
+
+    async def _watch(self) -> None:
+        """Ask a silent engine for a sign of life, and say when it gives none."""
+        while True:
+            await asyncio.sleep(min(INTERVAL, self._pulse.patience) / 10)
+            if self.state in _LISTENING and self._pulse.ask():
+                self._child.send(AskStats(-1))  # nobody waits for what it says
+            if self.state == "ready" and self._pulse.lost:
+                self._reason = f"no sign of life from the engine for {self._pulse.patience:.0f} s"
+                self.state = "unresponsive"
+                log.error("%s", self._reason)
+
+    def _heard(self) -> None:
+        self._pulse.heard()
+        if self.state == "unresponsive":
+            self.state = "ready"
+            log.info("the engine answers again")
 
     async def _supervise(self) -> None:
         """Deliver what the engine says until it dies; then start it again, or give up."""
@@ -328,6 +291,7 @@ class AsyncEngine:
             try:
                 self._child = EngineChild(same)
                 self.info = await self._child.ready()
+                self._pulse = Pulse(self.info.longest_step)
                 break
             except (Unavailable, OSError) as error:  # it may go better next time
                 died = str(error)
@@ -344,6 +308,7 @@ class AsyncEngine:
             messages = await self._child.receive(AT_ONCE)
             if not messages:
                 return f"the engine process died ({self._child.how_it_ended()})"
+            self._heard()
             for message in messages:
                 if isinstance(message, Fatal):
                     return f"the engine process died ({message.message})"

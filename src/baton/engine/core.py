@@ -96,9 +96,10 @@ class EngineCore:
         self.executor.check()
 
     def stats(self) -> EngineStats:
-        """Counters of the scheduler plus the host time spent around steps."""
+        """Counters of the scheduler, the host time spent around steps, and passes run."""
         stats = self.scheduler.stats()
         stats.host_seconds = self._host_seconds
+        stats.graph_passes, stats.eager_passes = self.executor.passes
         return stats
 
     def close(self) -> None:

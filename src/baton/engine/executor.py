@@ -181,6 +181,11 @@ class Executor:
         if self._ranks is not None:
             self._ranks.check()
 
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Passes of steps through CUDA graphs, and those launched kernel by kernel, on rank 0."""
+        return self.runner.graph_passes, self.runner.eager_passes
+
     def poison(self, pages: list[int]) -> None:
         """Debug: poison freed pages on every rank."""
         if self._ranks is not None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from typing import Any
 
 import torch
 
 from baton.config.options import EngineOptions
-from baton.core.errors import RequestError, RequestFailed, Unavailable
+from baton.core.errors import ConfigError, RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.core.step import Scores
 from baton.engine.build import build_core, prepare, read_tokenizer
+from baton.engine.calls import Prompt, batch, check_rest, conversation, per_prompt, to_score
 from baton.engine.output import Answers, merge
 from baton.engine.threads import Interrupts
-
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -36,14 +37,20 @@ class LLM:
         ModelError: the model cannot be read; names file, tensor and expectation.
     """
 
-    def __init__(self, model: str | EngineOptions, **options: Any) -> None:
-        self.options = EngineOptions.of(model, **options) if isinstance(model, str) else model
+    def __init__(self, model: str | PathLike[str] | EngineOptions, **options: Any) -> None:
+        if not isinstance(model, EngineOptions):
+            name = str(model) if isinstance(model, PathLike) else model
+            model = EngineOptions.of(name, **options)
+        elif options:
+            raise ConfigError(f"options beside whole EngineOptions: {', '.join(options)}")
+        self.options = model
         prepared = prepare(self.options)
         self.tokenizer = read_tokenizer(prepared)
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
         self.config = self.core.config
         self._ids = itertools.count()
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread whose turn it is
         self._ended = ""  # why it answers no more
 
     def generate(
@@ -58,17 +65,20 @@ class LLM:
 
         Args:
             sampling: one for all, or one per prompt.
-            progress: called with (finished, total) whenever a prompt finishes.
+            progress: called with (finished, total) whenever a prompt finishes. It can end the call
+                by raising, but not make another one.
 
         Raises:
-            RequestError: a prompt or option is not acceptable; nothing has run then.
+            RequestError: a prompt or option is not acceptable, or this is called by `progress`;
+                nothing has run then.
             RequestFailed: a request failed while running.
             Unavailable: a rank died, now or before, or this LLM has been closed.
         """
-        batch = _as_batch(prompts)
-        params = _per_prompt(sampling, len(batch))
+        asked = batch(prompts)
+        params = per_prompt(sampling, len(asked))
+        check_rest(cache_salt, progress)
         pending = []
-        for prompt, sample in zip(batch, params, strict=True):
+        for prompt, sample in zip(asked, params, strict=True):
             name, vocab = f"r{next(self._ids)}", self.config.model.vocab_size
             pending.append(Answers.of(name, prompt, sample, self.tokenizer, vocab))
         return self._run(pending, cache_salt=cache_salt, progress=progress)
@@ -82,8 +92,10 @@ class LLM:
         """Answer one conversation through the model's chat template."""
         if self.tokenizer is None:
             raise RequestError("chat needs a tokenizer", param="messages")
-        ids = self.tokenizer.chat(list(messages), **template_options)
-        return self.generate([ids], sampling or SamplingParams(max_tokens=None))[0]
+        ids = self.tokenizer.chat(conversation(messages), **template_options)
+        return self.generate(
+            [ids], SamplingParams(max_tokens=None) if sampling is None else sampling
+        )[0]
 
     def score(self, token_ids: Sequence[int], start: int = 0) -> torch.Tensor:
         """Log-probabilities float32 [len - 1 - start, vocab]: row i is the distribution after token
@@ -102,19 +114,17 @@ class LLM:
         """`score_all`, with the guesses of the MTP module where it is loaded: `drafts[i]` is what
         it expects at `start + i + 2`, after the right tokens up to `start + i + 1`. The last guess
         follows a token that the engine chose, and means nothing."""
-        for ids, start in prompts:
-            if start < 0 or len(ids) < start + 2:
-                least = "two tokens" if start == 0 else f"two tokens from position {start} on"
-                raise RequestError(f"score needs at least {least}", param="token_ids")
+        asked = to_score(prompts)
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        names = [f"r{next(self._ids)}" for _ in prompts]
+        names = [f"r{next(self._ids)}" for _ in asked]
         pending = []
-        for name, (ids, _) in zip(names, prompts, strict=True):
-            prompt = list(ids)  # copied once: it may be half a million tokens
-            prompt.pop()
-            pending.append(Answers(name, prompt, sampling, None))
+        for name, (ids, _) in zip(names, asked, strict=True):
+            last = ids.pop()  # nothing is computed of it
+            if not 0 <= last < self.config.model.vocab_size:
+                raise RequestError(f"token id {last} is outside the vocabulary", param="token_ids")
+            pending.append(Answers(name, ids, sampling, None))
         try:
-            self._run(pending, scores=[start for _, start in prompts])
+            self._run(pending, scores=[start for _, start in asked])
             return [_whole(self.core.scores[name]) for name in names]
         finally:
             for name in names:
@@ -125,8 +135,12 @@ class LLM:
         return self.core.stats()
 
     def close(self) -> None:
-        """Free the device and end worker processes, once a call in another thread has ended."""
-        with self._lock:
+        """Free the device and end worker processes, once a call in another thread has ended.
+
+        Raises:
+            RequestError: it is called inside a call of the same thread, by its `progress`.
+        """
+        with self._turn("closed"):
             self._ended = self._ended or "this LLM has been closed"
             self.core.close()
 
@@ -145,7 +159,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Output]:
         # One call at a time; and a step that is cut in half cannot be gone on from.
-        with self._lock, Interrupts() as interrupts:
+        with self._turn("called"), Interrupts() as interrupts:
             if self._ended:
                 raise Unavailable(self._ended)
             try:
@@ -153,6 +167,21 @@ class LLM:
             except Unavailable as error:
                 self._ended = str(error)
                 raise
+
+    @contextlib.contextmanager
+    def _turn(self, done: str) -> Iterator[None]:
+        """Wait for the calls of other threads; one of this thread would be waited for in vain."""
+        if self._holder == threading.get_ident():
+            raise RequestError(
+                f"an LLM cannot be {done} inside one of its calls (its progress function): do it "
+                "when the call has returned, or raise an exception to end the call"
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = None
 
     def _answer(
         self,
@@ -219,23 +248,3 @@ def _whole(parts: list[Scores]) -> Scores:
     if parts[0].drafts is None:
         return Scores(logprobs)
     return Scores(logprobs, torch.cat([part.drafts for part in parts]))
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _per_prompt(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if sampling is None:
-        return [SamplingParams()] * count
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise RequestError(f"{len(sampling)} sampling params for {count} prompts", param="sampling")
-    return list(sampling)

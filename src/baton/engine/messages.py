@@ -41,12 +41,14 @@ ToEngine = Add | Abort | AskStats | Stop
 
 
 class EngineInfo(msgspec.Struct, tag=True):
-    """The engine is ready; what callers need to know about it. `max_model_len` in tokens."""
+    """The engine is ready; what callers need to know about it. `max_model_len` in tokens,
+    `longest_step` in seconds, as `Scheduler.longest_step`."""
 
     model: str
     vocab_size: int
     max_model_len: int
     fingerprint: dict[str, str | int]
+    longest_step: float = 0.0
 
 
 class Accepted(msgspec.Struct, tag=True):

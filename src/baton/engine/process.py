@@ -122,6 +122,7 @@ def main() -> None:
                 vocab_size=core.config.model.vocab_size,
                 max_model_len=core.config.max_model_len,
                 fingerprint=fingerprint.to_dict(),
+                longest_step=core.scheduler.longest_step(),
             )
         )
         process.run(core)

@@ -66,6 +66,15 @@ class Comparison:
     texts: list[Texts]
     resolve: float
 
+    @property
+    def no_perplexity(self) -> str:
+        """Why there is none beside the answers, for people; empty where there is."""
+        if self.texts:
+            return ""
+        sides = {"A": self.a.no_perplexity, "B": self.b.no_perplexity}
+        said = "; ".join(f"{side}: {why}" for side, why in sides.items() if why)
+        return said or "A and B did not read the same text in the same windows"
+
     def groups(self) -> dict[str, Group]:
         """By the name that a gate uses: "all", "task NAME", "length N", "distance N" and so on."""
         named = {"task": self.tasks, "length": self.lengths, "distance": self.distances}
@@ -85,6 +94,7 @@ class Comparison:
             for side, document in (("a", self.a), ("b", self.b))
         }  # fmt: skip
         made |= {"suite": self.a.suite, "digest": self.a.digest, "resolve": self.resolve}
+        made["no_perplexity"] = self.no_perplexity
         made["all"] = asdict(self.all)
         for name in ("tasks", "lengths", "distances", "notes", "cells", "texts"):
             made[name] = [asdict(one) for one in getattr(self, name)]

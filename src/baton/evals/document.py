@@ -67,6 +67,7 @@ class Document(msgspec.Struct, kw_only=True):
     about: commit, machine, packages, time.
     suite: settings of `exam.Suite`.
     digest: SHA-256 (hex) over all queries: equal digests mean equal queries.
+    no_perplexity: why none was measured, for people; empty where it was.
     seconds: wall time of the queries.
     computed: tokens that the engine computed for them, of `prompts` that they have; None for a
         server.
@@ -79,6 +80,7 @@ class Document(msgspec.Struct, kw_only=True):
     digest: str
     answers: list[Answer]
     perplexity: list[Perplexity] = []
+    no_perplexity: str = ""
     seconds: float = 0.0
     prompts: int = 0
     computed: int | None = None

@@ -47,6 +47,8 @@ def result_page(document: Document) -> str:
             "<h2>Perplexity</h2>",
             table(["text", "window", "tokens", "perplexity"], rows),
         ]
+    elif document.no_perplexity:
+        body.append(f"<p>No perplexity: {escape(document.no_perplexity)}.</p>")
     if drafts := document.acceptance():
         rows = [[name, f"{share:.2%}", f"{tokens:,}"] for name, share, tokens in drafts]
         body += [
@@ -96,6 +98,8 @@ def comparison_page(made: Comparison) -> str:
             for t in made.texts
         ]
         body += ["<h2>Perplexity</h2>", table(["text", "window", "A", "B", "change"], rows)]
+    elif made.no_perplexity:
+        body.append(f"<p>No perplexity: {escape(made.no_perplexity)}.</p>")
     data = msgspec.json.encode(made.as_dict()).decode()
     return _page(f"{made.b.name} beside {made.a.name}", body, data)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import msgspec
 
 from baton.core.errors import ConfigError
@@ -78,6 +81,29 @@ class Parts:
                 file.write(line if file.tell() else self._head + b"\n" + line)
         except OSError as error:
             raise ConfigError(f"cannot write {self._path}: {error}") from None
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """While this process evaluates for the result `out`, no other one does. The system drops the
+    lock of a process that dies; its empty file may stay, and is in nobody's way.
+
+    Raises:
+        ConfigError: another one is doing so now.
+    """
+    file = out.with_name(out.name + ".lock")
+    lock = filelock.FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError(
+            f"another evaluation is writing {out}: wait for its end, or give another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
 
 
 def part_of(out: Path, resume: bool) -> Path:

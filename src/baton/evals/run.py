@@ -53,12 +53,14 @@ def run(
     facts: tuple[dict[str, Any], dict[str, Any]],
     show: Show,
     parts: Parts | None = None,
+    no_perplexity: str = "",
 ) -> Document:
     """Ask everything.
 
     Args:
         facts: the document's `subject` and `about`.
         parts: what is answered already, and where more answers are kept.
+        no_perplexity: why there are no texts.
 
     Raises:
         ConfigError: a length or a text is too short or too long.
@@ -90,6 +92,7 @@ def run(
         digest=digest.text(),
         answers=[answer for part in found for answer in part.answers],
         perplexity=losses,
+        no_perplexity=no_perplexity,
         seconds=round(sum(part.seconds for part in found), 3),
         prompts=prompts,
         computed=sum(computed) if len(computed) == len(found) else None,

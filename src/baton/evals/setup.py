@@ -89,6 +89,13 @@ def tokenizer_at(folder: str | None) -> Tokenizer | None:
     return None if folder is None else load_tokenizer(resolve_source(folder))
 
 
+def no_perplexity(tokens: int, tokenizer: Encoder | None) -> str:
+    """Why no text is read, for people; empty where `texts_of` finds some."""
+    if tokens < 1:
+        return "not asked for (--text-tokens 0)"
+    return "" if tokenizer is not None else "no tokenizer for the text: give --tokenizer"
+
+
 def texts_of(
     suite: Suite, names: Sequence[str], tokens: int, tokenizer: Encoder | None
 ) -> list[Text]:
@@ -97,7 +104,7 @@ def texts_of(
     Raises:
         ConfigError: a file cannot be read, or is empty.
     """
-    if tokens < 1 or tokenizer is None:
+    if tokens < 1 or tokenizer is None:  # `no_perplexity` says so
         return []
     found = []
     for name in names:

@@ -33,6 +33,8 @@ def result(document: Document) -> RenderableType:
             numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.value:.3f}", f"{bits:.3f}"
             made.add_row(text.text, *numbers)
         parts.append(made)
+    elif document.no_perplexity:
+        parts.append(Text(f"No perplexity: {document.no_perplexity}."))
     if drafts := document.acceptance():
         made = _table("Guesses of the MTP module that are the model's own", "in", "share", "tokens")
         for name, share, tokens in drafts:
@@ -60,6 +62,8 @@ def comparison(made: Comparison) -> RenderableType:
             numbers = f"{text.length:,}", f"{text.tokens:,}", f"{text.a:.4f}", f"{text.b:.4f}"
             table.add_row(text.text, *numbers, f"{text.change:+.3%}")
         parts.append(table)
+    elif made.no_perplexity:
+        parts.append(Text(f"No perplexity: {made.no_perplexity}."))
     return Stack(*parts, Text(_method(made), style="dim"))
 
 

@@ -117,13 +117,13 @@ def _byte_alphabet() -> dict[str, int]:
     return table | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
+ALPHABET = _byte_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
     """Added tokens are plain text: a piece with any character outside the alphabet is one."""
     try:
-        return bytes(_ALPHABET[char] for char in piece)
+        return bytes(ALPHABET[char] for char in piece)
     except KeyError:
         return piece.encode()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from baton.models.detokenizer import Detokenizer, Pieces
 from baton.models.folder import read_json
 from baton.models.gguf_tokenizer import GGUFTokenizer
 from baton.models.source import ModelSource, eos_ids, read_config, resolve_source
+from baton.models.span import Span
 
 _SPECIAL = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 
@@ -55,23 +57,42 @@ class Tokenizer:
         extra = json.dumps([special, templates], sort_keys=True)
         self.digest = hashlib.sha256(f"{digest}\n{extra}".encode()).hexdigest()
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; `special` adds what the model wants around it (such as BOS).
+    def encode(self, text: str, special: bool = True, most_tokens: int | None = None) -> list[int]:
+        """Token ids of a text; `special` adds what the model wants around it (such as BOS). Other
+        threads can run meanwhile.
 
         Special tokens written in the text become their ids either way, as in transformers.
 
+        Args:
+            most_tokens: refuse, before the work, a text that is certain to have more.
+
         Raises:
-            RequestError: the text has a lone surrogate, which UTF-8 cannot express.
+            RequestError: the text is too long, or has a lone surrogate, which UTF-8 cannot express.
         """
         try:
-            text.encode()
+            raw = text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"text is not valid Unicode: lone surrogate at character {error.start}",
                 param="prompt",
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+        if most_tokens is not None and self._span is not None:
+            least = self._span.least_tokens(raw)
+            if least > most_tokens:
+                raise RequestError(
+                    f"the prompt has at least {least} tokens ({len(raw)} bytes), but at most "
+                    f"{most_tokens} fit beside an answer",
+                    param="prompt",
+                    code="context_length_exceeded",
+                )
+        # of one alone, the library's `encode` keeps Python's lock, for minutes if need be
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = found.ids
         return ids
+
+    @cached_property
+    def _span(self) -> Span | None:
+        return Span.of(self._backend)
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         """Text of the ids; bytes that are not UTF-8 read as U+FFFD, unknown ids as nothing."""
@@ -87,18 +108,26 @@ class Tokenizer:
         return self._pieces.bytes(token_id)
 
     def chat(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
+        **kw: Any,
     ) -> list[int]:
         """Token ids of a conversation under the model's chat template (`kw` go to it: `tools`...).
 
+        Args:
+            most_tokens: as in `encode`.
+
         Raises:
-            RequestError: no template, or it refuses the messages; `param` is "messages".
+            RequestError: no template, or it refuses the messages, or they are too long; `param` is
+                "messages".
         """
         text = self._chat.render(messages, add_generation_prompt, **kw)
         try:
-            return self.encode(text, special=False)
+            return self.encode(text, special=False, most_tokens=most_tokens)
         except RequestError as error:
-            raise RequestError(str(error), param="messages") from None
+            raise RequestError(str(error), param="messages", code=error.code) from None
 
     def stream(self, skip_special: bool = True) -> Detokenizer:
         """A new stream of text from ids."""

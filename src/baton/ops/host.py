@@ -36,15 +36,20 @@ def keep_freed_memory() -> bool:
     )
 
 
-def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`host` on `device`; to a GPU from pinned memory: a copy from other memory waits for all that
-    the stream has to do before it."""
-    if device.type == "cuda":
-        return host.pin_memory().to(device, non_blocking=True)
-    return host.to(device)
+def upload(
+    values: torch.Tensor | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A host tensor, or values as one `[len(values)]` of `dtype`, on `device`."""
+    host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
+    return _staged(host, device).to(device, non_blocking=True)
 
 
-def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor `[len(values)]` on `device`, by the same way as `to_device`."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+def refill(place: torch.Tensor, host: torch.Tensor) -> None:
+    """Copy a host tensor into `place`, which graphs read."""
+    place.copy_(_staged(host, place.device), non_blocking=True)
+
+
+def _staged(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """In pinned memory where it goes to a GPU: a copy from other memory waits for all that the
+    stream has to do before it."""
+    return host.pin_memory() if device.type == "cuda" else host

@@ -7,7 +7,7 @@ A graph reads everything that changes from fixed places: a few numbers that the 
 before each replay, and the slots' own lengths, last tokens and page tables on the device. What a
 bucket has too many of is padding: decode rows of the scrap slot, whose length stays 0 and whose
 pages are the scrap page; prompt tokens after the prompt's end, which causal attention hides from
-the real ones and which are stored on the scrap page. Other steps run eagerly and are counted.
+the real ones and which are stored on the scrap page. Other steps run eagerly.
 
 Without `capture()` the same padded steps are launched one kernel at a time, so that results do not
 depend, to the bit, on whether graphs are on: libraries choose kernels by the padded shape.
@@ -24,6 +24,7 @@ import torch
 from baton.core.forward import ForwardBatch, Model
 from baton.core.kv import KVView
 from baton.core.step import Row
+from baton.ops.host import refill
 from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
 
@@ -54,7 +55,7 @@ class _Captured:
 
 
 class StepGraphs:
-    """Captured steps; `replays` and `eager` count steps served here and steps that no graph fits.
+    """Captured steps.
 
     Args:
         max_batch: largest decode batch.
@@ -88,7 +89,11 @@ class StepGraphs:
         self._arange = torch.arange(PROMPT_BUCKETS[-1], device=device)
         self._decodes: dict[int, _Captured] = {}
         self._prefills: dict[int, _Captured] = {}
-        self.replays = self.eager = 0
+
+    @property
+    def captured(self) -> bool:
+        """Whether `run` replays graphs."""
+        return bool(self._decodes)
 
     @torch.inference_mode()
     def run_once(self) -> None:
@@ -122,14 +127,9 @@ class StepGraphs:
 
     def run(self, rows: list[Row]) -> Replayed | None:
         """Replay a pass, lengths advanced; None when no graph fits."""
-        result = None
         if all(not row.tokens for row in rows):
-            result = self._decode(rows)
-        elif len(rows) == 1:
-            result = self._prefill(rows[0])
-        self.replays += result is not None
-        self.eager += result is None
-        return result
+            return self._decode(rows)
+        return self._prefill(rows[0]) if len(rows) == 1 else None
 
     def _decode(self, rows: list[Row]) -> Replayed | None:
         count = len(rows)
@@ -140,7 +140,7 @@ class StepGraphs:
         slots = [row.slot for row in rows] + [self._slots.scrap] * pad
         if slots != self._laid:
             host = torch.tensor([slots, [1] * count + [0] * pad], dtype=torch.int64)
-            self._rows[:, :size].copy_(host.pin_memory(), non_blocking=True)
+            refill(self._rows[:, :size], host)
             self._laid = slots
         found = self._step(self._decodes, self._decode_body, size)
         return Replayed(found.logits[:count], found.chosen)
@@ -151,7 +151,7 @@ class StepGraphs:
             return None
         pad = [0] * (size - row.length)
         host = torch.tensor([row.slot, row.length, *row.tokens, *pad], dtype=torch.int64)
-        self._prompt[: 2 + size].copy_(host.pin_memory(), non_blocking=True)
+        refill(self._prompt[: 2 + size], host)
         return self._step(self._prefills, self._prefill_body, size)
 
     def _prompt_size(self, row: Row) -> int | None:

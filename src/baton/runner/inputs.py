@@ -10,7 +10,7 @@ import torch
 
 from baton.core.forward import ForwardBatch
 from baton.core.step import Row
-from baton.ops.host import to_device, upload
+from baton.ops.host import upload
 from baton.runner.slots import Slots
 
 
@@ -59,7 +59,7 @@ def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInput
         ]
     )
     sizes = [count, count, total, total, total, len(sample_rows), len(on_device)]
-    parts = torch.split(to_device(torch.from_numpy(packed), slots.pages.device), sizes)
+    parts = torch.split(upload(torch.from_numpy(packed), slots.pages.device), sizes)
     slot_t, length_t, row_t, offset_t, ids_t, sample_t, from_device = parts
     if on_device:
         # A row without host ids is one token long, so its token index is its end minus one.
@@ -89,9 +89,9 @@ def following(
     """The id behind each token of a pass, int64 `[T]`: in the row, known to the host, or `sampled
     [S]` by the pass itself."""
     found = inputs.ids.roll(-1)
-    behind = upload([max(0, row.next_token) for row in rows], torch.int64, found.device)
+    behind = upload([max(0, row.next_token) for row in rows], found.device, torch.int64)
     if sampled is not None:
-        index = upload(inputs.sample_rows, torch.int64, found.device)
+        index = upload(inputs.sample_rows, found.device, torch.int64)
         behind = behind.index_copy(0, index, sampled)
     return found.index_copy(0, inputs.lengths.cumsum(0) - 1, behind)
 

@@ -17,14 +17,14 @@ import torch
 from baton.config.engine import EngineConfig
 from baton.core import env
 from baton.core.errors import Unavailable
-from baton.core.forward import ForwardContext, Model
+from baton.core.forward import ForwardBatch, ForwardContext, Model
 from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
 from baton.core.step import Admit, Row, RowResult, Scores, StepPlan, StepResult
 from baton.ops.precompile import precompiling
-from baton.runner.graphs import StepGraphs
+from baton.runner.graphs import StepGraphs, batch_buckets
 from baton.runner.inputs import StepInputs, build_inputs, following
 from baton.runner.probes import Probe, chunks, mixed
 from baton.runner.prompt import prompt_rows
@@ -88,6 +88,9 @@ class Ticket:
 class Runner:
     """Owns one rank's model, KV pages, slots and sampler.
 
+    `graph_passes` and `eager_passes` count passes of steps through CUDA graphs, and those that were
+    launched kernel by kernel, parts of a chunk that goes by layers among them.
+
     Args:
         views: one KVView per layer, each of `config.num_pages + 1` pages: the last one is scrap.
     """
@@ -104,6 +107,7 @@ class Runner:
         )
         self.sampler = Sampler(config.max_num_seqs, config.model.vocab_size, self.device)
         self.graphs: StepGraphs | None = None
+        self.graph_passes = self.eager_passes = 0
         self._under_way = UnderWay(model, views, self.slots, config.page_size)
         self._thread: ThreadPoolExecutor | None = None
         if self.device.type == "cpu":
@@ -117,31 +121,42 @@ class Runner:
         """Compile the kernels of all steps that can come, before one waits for them."""
         if self.device.type != "cuda" or self.slots.debug:
             return
-        config, brief = self.config, self.model.brief()
-        most = min(config.max_num_batched_tokens, config.max_model_len)
         with precompiling():
-            if brief.graphable:
-                self._step_graphs(brief).run_once()
-            for chunk in chunks(most):
-                for context in (0, config.page_size):
-                    if chunk + context <= config.max_model_len:
-                        self._synthetic(Probe(1, chunk, context), brief)
-            if most >= config.page_size and config.max_num_seqs > 2:
-                ids, batch = mixed(config.page_size, self.device)
-                brief.forward(ids, brief.plan(batch, self.views))
-            logits = torch.zeros(1, self.sampler.vocab_size, device=self.device)
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(temperature=temperature)
-                self.sampler.admit(Admit(0, params, 0, 1, 0, [], []))
-                self.sampler.sample(logits, [0])
-            self.sampler.release(0)
+            self._rehearse_all(self.model.brief())
         torch.cuda.synchronize(self.device)
+
+    def _rehearse_all(self, model: Model) -> None:
+        """Steps of every kind that can come, and of no other."""
+        config = self.config
+        most = min(config.max_num_batched_tokens, config.max_model_len)
+        if self._graphed(model):
+            self._step_graphs(model).run_once()
+        else:
+            for size in batch_buckets(config.max_num_seqs):
+                self._synthetic(Probe(size, 1, 0), model)
+        for chunk in chunks(most):
+            for context in (0, config.page_size):
+                if chunk + context <= config.max_model_len:
+                    self._synthetic(Probe(1, chunk, context), model)
+        if most >= config.page_size and config.max_num_seqs > 2:
+            self._pass(*mixed(config.page_size, self.device), model)
+        logits = torch.zeros(1, self.sampler.vocab_size, device=self.device)
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature)
+            self.sampler.admit(Admit(0, params, 0, 1, 0, [], []))
+            self.sampler.sample(logits, [0])
+        self.sampler.release(0)
+
+    def _graphed(self, model: Model) -> bool:
+        """Whether its steps are those of `StepGraphs`. A step with an MTP module ends with guesses,
+        which no graph holds, and debug's checks read the device."""
+        if self.device.type != "cuda" or self.slots.debug:
+            return False
+        return model.graphable and not model.drafts
 
     def capture(self) -> None:
         """Capture decodes and short prompts as CUDA graphs."""
-        if self.device.type != "cuda" or not self.model.graphable or self.model.drafts:
-            return
-        if self.slots.debug:  # its checks read the device
+        if not self._graphed(self.model):
             return
         self.graphs = self._step_graphs(self.model)
         if not self.config.enforce_eager:
@@ -239,22 +254,26 @@ class Runner:
         rows = launched.plan.rows
         whole = [i for i, row in enumerate(rows) if row.layers is None]
         passes = [whole] if self.graphs is None else self.graphs.passes(whole, rows)
-        for indices in passes:
-            if indices and not self._replay(launched, indices):
+        for indices in filter(None, passes):
+            if not self._replay(launched, indices):
+                self.eager_passes += 1
                 inputs = build_inputs([rows[i] for i in indices], self.slots, self.config.page_size)
                 context = self.model.plan(inputs.batch, self.views)
                 hidden = self.model.forward(inputs.ids, context)
                 self._finish(launched, indices, inputs, context, hidden)
         for i, row in enumerate(rows):
             if row.layers is not None:
+                self.eager_passes += 1
                 self._deep(launched, i, row, row.layers)
 
     def _replay(self, launched: _Launched, indices: list[int]) -> bool:
         """A pass through a captured graph; False when it has to run eagerly."""
         rows = [launched.plan.rows[i] for i in indices]
         found = None if self.graphs is None else self.graphs.run(rows)
-        if found is None:
+        if self.graphs is None or found is None:
             return False
+        self.graph_passes += self.graphs.captured
+        self.eager_passes += not self.graphs.captured
         if found.chosen is None:
             self._admit(launched)
         if all(row.sample for row in rows):
@@ -342,8 +361,15 @@ class Runner:
         ids, batch = probe.batch(
             config.page_size, config.num_pages, config.model.vocab_size, self.device
         )
-        hidden = model.forward(ids, model.plan(batch, self.views))
-        model.logits(hidden[-len(batch.query_lens) :])
+        model.logits(self._pass(ids, batch, model)[-len(batch.query_lens) :])
+
+    def _pass(self, ids: torch.Tensor, batch: ForwardBatch, model: Model) -> torch.Tensor:
+        """Hidden states of a synthetic step, with all that goes through layers."""
+        context = model.plan(batch, self.views)
+        hidden = model.forward(ids, context)
+        if model.drafts:
+            model.draft(hidden, ids, context)
+        return hidden
 
     @torch.inference_mode()
     def _poison(self, pages: list[int]) -> None:

@@ -113,8 +113,8 @@ class Sampler:
             params.frequency_penalty,
         ]
         ints = [seed, self._top_k(params), params.min_tokens]
-        self._floats[slot].copy_(upload(floats, torch.float64, self.device))
-        self._ints[slot].copy_(upload(ints, torch.int64, self.device))
+        self._floats[slot].copy_(upload(floats, self.device, torch.float64))
+        self._ints[slot].copy_(upload(ints, self.device, torch.int64))
         self._generated[slot].fill_(admit.num_output)
         if params.penalised:
             self._counts.admit(slot, admit.tokens, admit.num_prompt)
@@ -258,9 +258,9 @@ class Sampler:
         drawn = [(params[i], self._top_k(params[i])) for i in random]
         penalised = [i for i, p in enumerate(params) if p.penalised]
         scored = [i for i, p in enumerate(params) if p.logprobs is not None]
-        random_slots = upload([slots[i] for i in random], torch.int64, self.device)
+        random_slots = upload([slots[i] for i in random], self.device, torch.int64)
         return _Batch(
-            slots=upload(slots, torch.int64, self.device),
+            slots=upload(slots, self.device, torch.int64),
             held=self._pairs(held, torch.int64),
             bias=self._pairs(bias, torch.float32),
             penalised=self._index(penalised),
@@ -279,14 +279,14 @@ class Sampler:
         )
 
     def _index(self, rows: list[int]) -> Tensor | None:
-        return upload(rows, torch.int64, self.device) if rows else None
+        return upload(rows, self.device, torch.int64) if rows else None
 
     def _pairs(self, pairs: Sequence[tuple[int, int, float]], dtype: torch.dtype) -> _Pairs | None:
         if not pairs:
             return None
         rows, ids, values = zip(*pairs, strict=True)
         return _Pairs(
-            upload(rows, torch.int64, self.device),
-            upload(ids, torch.int64, self.device),
-            upload(values, dtype, self.device),
+            upload(rows, self.device, torch.int64),
+            upload(ids, self.device, torch.int64),
+            upload(values, self.device, dtype),
         )

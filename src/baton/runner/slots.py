@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from baton.core.step import Row, StepPlan
-from baton.ops.host import to_device
+from baton.ops.host import upload
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
 POISON = -(2**40)
@@ -68,7 +68,7 @@ class Slots:
                 own[0], own[1], own[2] = row.slot, np.arange(held, after), row.pages
                 added.append(own)
         if added:
-            index = to_device(torch.from_numpy(np.concatenate(added, axis=1)), self.pages.device)
+            index = upload(torch.from_numpy(np.concatenate(added, axis=1)), self.pages.device)
             self.pages[index[0], index[1]] = index[2]
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ class TokenCounts:
             self._grow()
         row = self._rows[slot] = self._free.pop()
         device = self._output.device
-        ids = upload(tokens, torch.int64, device)
+        ids = upload(tokens, device, torch.int64)
         self._prompt[row].zero_().index_fill_(0, ids[:num_prompt], True)
         output = ids[num_prompt:]
         ones = torch.ones(output.shape, dtype=torch.int32, device=device)

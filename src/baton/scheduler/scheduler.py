@@ -21,7 +21,7 @@ from baton.core.stats import EngineStats
 from baton.core.step import RowResult, StepPlan, StepResult
 from baton.kv.manager import KVManager
 from baton.scheduler.admission import Admission
-from baton.scheduler.cost import CostModel
+from baton.scheduler.cost import CostModel, Features, pairs
 from baton.scheduler.draft import Draft
 from baton.scheduler.planner import Planner
 from baton.scheduler.queue import Queue
@@ -138,7 +138,8 @@ class Scheduler:
         raise KeyError(f"step {step} is not in flight")
 
     def stats(self) -> EngineStats:
-        """A snapshot of counters and gauges. `host_seconds` is the engine's to fill."""
+        """A snapshot of counters and gauges. `host_seconds` and passes are the engine's
+        to fill."""
         stats = self._stats
         stats.running = len(self._seats.running)
         stats.waiting = len(self._queue)
@@ -146,6 +147,15 @@ class Scheduler:
         stats.kv_pages_cached = self.kv.cached
         stats.preemptions = self._planner.preemptions
         return EngineStats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
+
+    def longest_step(self) -> float:
+        """Seconds that a step takes at most, by the cost model as it is now: the largest chunk,
+        behind the longest context."""
+        config = self._config
+        chunk = min(config.max_num_batched_tokens, config.max_model_len)
+        context = config.max_model_len - chunk
+        work = pairs(chunk, context)
+        return self._cost.predict(Features(chunk, work, 0.0, 1.0, float(context)))
 
     def check(self) -> None:
         """Assert that pages, slots and counts are consistent."""

@@ -77,7 +77,8 @@ async def create_chat_completion(request: Request) -> Response:
     engine = state.ready_engine()
     state.model(body.model)
     body.check()
-    ids = await chat_ids(tokenizer_of(engine), body.messages, body)
+    most = engine.info.max_model_len - 1
+    ids = await chat_ids(tokenizer_of(engine), body.messages, body, most)
     context = await accept(
         request,
         engine,

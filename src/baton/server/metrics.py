@@ -44,10 +44,18 @@ _COUNTERS = {
     "num_preemptions": ("preemptions", "Times a running request lost its pages"),
     "engine_steps": ("steps", "Steps run"),
     "engine_step_seconds": ("step_seconds", "Device time of steps"),
+    "engine_host_seconds": ("host_seconds", "Host time of planning, launching and collecting"),
+    "engine_graph_passes": ("graph_passes", "Passes of steps through CUDA graphs"),
+    "engine_eager_passes": ("eager_passes", "Passes launched kernel by kernel, on a CPU all"),
+    "engine_finished": ("finished", "Sequences that ended by themselves"),
+    "engine_aborted": ("aborted", "Sequences that their callers gave up"),
+    "engine_failed": ("failed", "Sequences that failed"),
+    "engine_rejected": ("rejected", "Sequences that were refused"),
 }
 _GAUGES = {
     "num_requests_running": ("running", "Requests running"),
     "num_requests_waiting": ("waiting", "Requests waiting"),
+    "kv_pages_cached": ("kv_pages_cached", "Idle KV pages that prefixes can be found in"),
 }
 
 

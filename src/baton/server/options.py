@@ -26,6 +26,9 @@ class ServerOptions:
         tuple[str, ...], "origin allowed to call from a browser (may be repeated)"
     ] = ()
     max_body: Annotated[str, "largest request body, for example 32MiB"] = "32MiB"
+    request_timeout: Annotated[
+        str, "how long a request may take to come; a second more for each 16 KiB of its body"
+    ] = "30s"
     drain_timeout: Annotated[str, "how long running requests may take after SIGTERM"] = "30s"
     keepalive_interval: Annotated[
         str, "silence on a stream before a comment is sent to keep proxies from closing it"
@@ -39,11 +42,16 @@ class ServerOptions:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}")
         try:
-            sizes = (self.max_body_bytes, self.drain_seconds, self.keepalive_seconds)
+            values = {
+                "max_body": self.max_body_bytes,
+                "request_timeout": self.request_seconds,
+                "drain_timeout": self.drain_seconds,
+                "keepalive_interval": self.keepalive_seconds,
+            }
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        for name, value in zip(("max_body", "", "keepalive_interval"), sizes, strict=True):
-            if name and value <= 0:
+        for name, value in values.items():
+            if value <= 0 and name != "drain_timeout":
                 raise ConfigError(f"{name} must be more than 0")
         if self.api_key is not None and (not self.api_key or not self.api_key.isascii()):
             raise ConfigError("api_key must be non-empty ASCII")
@@ -52,6 +60,11 @@ class ServerOptions:
     def max_body_bytes(self) -> int:
         """`max_body` in bytes."""
         return parse_bytes(self.max_body)
+
+    @property
+    def request_seconds(self) -> float:
+        """`request_timeout` in seconds."""
+        return parse_seconds(self.request_timeout)
 
     @property
     def drain_seconds(self) -> float:

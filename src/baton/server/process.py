@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from baton.core.errors import ConfigError
 from baton.core.log import get_logger
 from baton.server.options import ServerOptions
+from baton.server.patience import patient
 
 _BACKLOG = 2048
 
@@ -61,7 +62,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             lifespan="off",
-            http="httptools",
+            http=patient(options.request_seconds),
             ws="none",
             log_config=None,
             log_level=options.uvicorn_log_level,

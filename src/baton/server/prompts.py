@@ -18,7 +18,7 @@ MAX_ANSWERS = 2048  # of one request
 _RESERVED = frozenset({"self", "conversation", "messages", "tools", "documents", "chat_template"})
 _RESERVED |= {"add_generation_prompt", "continue_final_message", "tokenize", "padding"}
 _RESERVED |= {"truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"}
-_RESERVED |= {"return_assistant_tokens_mask"}
+_RESERVED |= {"return_assistant_tokens_mask", "most_tokens"}
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,18 @@ def tokenizer_of(engine: EngineClient) -> Tokenizer:
     return engine.tokenizer
 
 
-async def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> list[int]:
-    """Token ids of `text`."""
-    return await off_loop(len(text), lambda: tokenizer.encode(text, special))
+async def encode(
+    tokenizer: Tokenizer, text: str, special: bool = True, most: int | None = None
+) -> list[int]:
+    """Token ids of `text`, at most `most`."""
+    return await off_loop(len(text), lambda: tokenizer.encode(text, special, most))
 
 
 async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
     """The prompts in `prompt`: a string, strings, ids, or lists of ids."""
-    vocab = engine.info.vocab_size
+    vocab, limit = engine.info.vocab_size, engine.info.max_model_len
     if isinstance(value, str):
-        return [await _text_prompt(engine, value, special)]
+        return [Prompt(await encode(tokenizer_of(engine), value, special, limit - 1), value)]
     if isinstance(value, list) and len(value) > MAX_ANSWERS and type(value[0]) is not int:
         raise RequestError(
             f"one request may have at most {MAX_ANSWERS} prompts, got {len(value)}", param="prompt"
@@ -55,13 +57,16 @@ async def completion_prompts(engine: EngineClient, value: Any, special: bool) ->
     if isinstance(value, list) and value:
         kinds = set(map(type, value))
         if kinds == {int}:
+            _fits(len(value), limit, "prompt")  # before millions of ids are looked at
             return [Prompt(check_ids(value, vocab, "prompt"))]
         if kinds == {str}:
             tokenizer = tokenizer_of(engine)
             size = sum(map(len, value))
-            return await off_loop(
-                size, lambda: [Prompt(tokenizer.encode(text, special), text) for text in value]
-            )
+
+            def encoded() -> list[Prompt]:
+                return [Prompt(tokenizer.encode(t, special, limit - 1), t) for t in value]
+
+            return await off_loop(size, encoded)
         if kinds == {list}:
             return [Prompt(check_ids(ids, vocab, f"prompt[{i}]")) for i, ids in enumerate(value)]
     raise RequestError(
@@ -83,9 +88,12 @@ def check_ids(value: Any, vocab_size: int, name: str) -> list[int]:
 
 
 async def chat_ids(
-    tokenizer: Tokenizer, messages: Sequence[ChatMessage], fields: TemplateFields
+    tokenizer: Tokenizer,
+    messages: Sequence[ChatMessage],
+    fields: TemplateFields,
+    most: int | None = None,
 ) -> list[int]:
-    """Token ids of a conversation under the model's chat template."""
+    """Token ids of a conversation under the model's chat template, at most `most`."""
     for name in ("chat_template", "continue_final_message"):
         if getattr(fields, name):
             raise RequestError(f"{name} is not supported", param=name, code="unsupported")
@@ -104,7 +112,7 @@ async def chat_ids(
     generate = fields.add_generation_prompt is not False
     turns = [message.plain(i) for i, message in enumerate(messages)]
     size = sum(len(turn["content"] or "") for turn in turns)
-    return await off_loop(size, lambda: tokenizer.chat(turns, generate, **more))
+    return await off_loop(size, lambda: tokenizer.chat(turns, generate, most, **more))
 
 
 def check_length(
@@ -125,13 +133,7 @@ def check_length(
         size = len(prompt.ids)
         if size == 0:
             raise RequestError("the prompt has no tokens", param=param)
-        if size >= limit:
-            raise RequestError(
-                f"this model's maximum context length is {limit} tokens, but the prompt has "
-                f"{size} tokens and leaves no room for an answer",
-                param=param,
-                code="context_length_exceeded",
-            )
+        _fits(size, limit, param)
         if sampling.max_tokens is not None and size + sampling.max_tokens > limit:
             raise RequestError(
                 f"this model's maximum context length is {limit} tokens, but you asked for "
@@ -148,8 +150,14 @@ def check_length(
             )
 
 
-async def _text_prompt(engine: EngineClient, text: str, special: bool) -> Prompt:
-    return Prompt(await encode(tokenizer_of(engine), text, special), text)
+def _fits(size: int, limit: int, param: str) -> None:
+    if size >= limit:
+        raise RequestError(
+            f"this model's maximum context length is {limit} tokens, but the prompt has "
+            f"{size} tokens and leaves no room for an answer",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:

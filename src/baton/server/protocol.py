@@ -14,7 +14,7 @@ from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 
-EngineState = Literal["starting", "ready", "restarting", "draining", "dead"]
+EngineState = Literal["starting", "ready", "unresponsive", "restarting", "draining", "dead"]
 
 
 class Stream(Protocol):
@@ -32,7 +32,8 @@ class Tokenizer(Protocol):
     @property
     def chat_template(self) -> str | None: ...
 
-    def encode(self, text: str, special: bool = True) -> list[int]: ...
+    def encode(self, text: str, special: bool = True, most_tokens: int | None = None) -> list[int]:
+        """Ids of a text; RequestError, before the work, when it is certain to have too many."""
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str: ...
 
@@ -41,9 +42,13 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def chat(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **kw: Any
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
+        **kw: Any,
     ) -> list[int]:
-        """Ids of a conversation; RequestError when the template refuses it."""
+        """Ids of a conversation; RequestError when the template refuses it, or it is too long."""
 
 
 class EngineInfo(Protocol):

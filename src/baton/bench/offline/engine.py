@@ -120,6 +120,7 @@ class _Session:
             return f"{point.name}: failed, {error}"
         finally:
             self.document["memory"] = memory(self.watch.llm.config.device)
+            self.document["passes"] = passes(self.watch.llm)
         roof = row["roofline"]
         times = f"{row['ms']:,.2f} ms, limit {roof['limit_ms']:,.2f} ms"
         return f"{point.name}: {times} ({roof['share']:.0%})"
@@ -229,6 +230,7 @@ def _describe(llm: LLM, settings: Settings) -> Document:
             "budget_s": settings.budget,
         },
         "memory": memory(config.device),
+        "passes": passes(llm),
         "ttft": [],
         "decode": [],
         "skipped": [],
@@ -248,6 +250,12 @@ def backends(llm: LLM) -> dict[str, str]:
     experts = next((m for m in model.modules() if isinstance(m, Experts)), None)
     found["moe"] = "none" if experts is None else backend(experts.gate_up, experts.down)
     return found
+
+
+def passes(llm: LLM) -> dict[str, int]:
+    """Of all steps so far: through CUDA graphs, and kernel by kernel."""
+    stats = llm.stats()
+    return {"graph": stats.graph_passes, "eager": stats.eager_passes}
 
 
 def memory(device: str) -> dict[str, int | None]:

@@ -62,6 +62,11 @@ def _about(document: dict[str, Any]) -> Table:
         ("Backends", ", ".join(f"{name} {value}" for name, value in backends.items())),
         ("Start", f"{start['first_token_s']:.1f} s from process start to first token{kernels}"),
         (
+            "Passes",
+            f"{document['passes']['graph']:,} through CUDA graphs, "
+            f"{document['passes']['eager']:,} kernel by kernel",
+        ),
+        (
             "Peak memory",
             f"{'no' if peak is None else format_bytes(peak)} device, "
             f"{format_bytes(memory['host_peak_bytes'])} host",

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from baton.bench.record import Run
-from baton.bench.report.document import Document, load_text, to_json
+from baton.bench.report.document import Document, DocumentError, load_text, read_document, to_json
 from baton.bench.report.page import page
 from baton.bench.runfile import make_folder
 from baton.bench.slo.level import SUCCESS
+from baton.core.errors import ConfigError
 
 PAGE, SUMMARY, RUNS, LOADS = "report.html", "summary.json", "runs.csv", "loads.csv"
+
+
+def keep_others(folder: Path, runs: Collection[str] = (), searches: Collection[str] = ()) -> None:
+    """See that a summary in the folder is only replaced by one of the same results and more.
+
+    Args:
+        runs, searches: names of runs, or shapes of searches, that the new one will have.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    try:
+        found = read_document(folder / SUMMARY)
+    except DocumentError:  # none, or cut short: its runs are in files of their own
+        return
+    if found.searches:
+        lost = {search.shape for search in found.searches} - set(searches)
+    else:
+        lost = {run.name for run in found.runs} - set(runs)
+    if lost:
+        kind = "searches" if found.searches else "runs"
+        raise ConfigError(
+            f"{folder} holds the results of other {kind} ({', '.join(sorted(lost))}), whose "
+            f"{SUMMARY} would be replaced: give another --out"
+        )
 
 
 def write(folder: Path, made: Document, runs: Sequence[Run]) -> list[Path]:
