@@ -14,10 +14,13 @@ import msgspec
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 NOT_RUN = "not run yet"
+ONE_PAIR = "one pair of runs"
 HEAD = """# Results
 
 Written by `tools/results.py`; how the figures came about is in [README.md](README.md).
 vLLM is 0.25.0 on one NVIDIA H200; limits and goals are for one H200. Lower is better.
+A decode step is the difference of two runs over 64 steps. Where long prompts leave time for one pair of
+them, their noise is larger than a step, and full batches say what a step takes.
 """
 START = ("start to first token (s)", "110 to 220", "20")
 
@@ -84,6 +87,7 @@ class Decode(TypedDict):
     context: int
     ms: float | None
     full_batch_ms: float | None
+    repeats: int
 
 
 class Left(TypedDict):
@@ -182,6 +186,8 @@ def _rows(table: dict[str, Any], documents: Documents) -> list[str]:
         _, row, missing = _find(documents, point)
         cells = [point.partition(" ")[2], missing if row is None else _number(row["ms"])]
         if decode:
+            if row is not None and row["repeats"] == 1:
+                cells[1] = ONE_PAIR
             cells.append("" if row is None else _number(row["full_batch_ms"]))
         lines.append(
             _line([*cells, *(_number(table[k][place]) for k in ("vllm", "limit", "goal"))])

@@ -44,7 +44,10 @@ def document(**changes: Any) -> dict[str, Any]:
         "method": {"repeats": 3},
         "start": {"first_token_s": 12.34, "kernel_cache": "warm"},
         "ttft": [{"prompt": 1024, "ms": 23.456}, {"prompt": 131072, "ms": 7001.2}],
-        "decode": [{"batch": 8, "context": 65536, "ms": 12.618, "full_batch_ms": None}],
+        "decode": [
+            {"batch": 8, "context": 65536, "ms": 12.618, "full_batch_ms": None, "repeats": 3},
+            {"batch": 16, "context": 1024, "ms": 99.0, "full_batch_ms": 9.5, "repeats": 1},
+        ],
         "skipped": [{"point": "ttft 65536", "reason": "budget"}],
         "failed": [{"point": "decode 64x1024", "reason": "memory"}],
     } | changes
@@ -64,6 +67,7 @@ def test_rows_of_a_result(tool: ModuleType, tmp_path: Path) -> None:
         "| 65536 | skipped | 2,260 | 1,830 | 2,050 |",
         "| 4096 | not run yet | 69.9 | 41 | 50 |",
         "| 8x65536 | 12.62 | - | 12.94 | 12.4 | 12.6 |",
+        "| 16x1024 | one pair of runs | 9.5 | 10.98 | 10.2 | 10.5 |",
         "| 64x1024 | failed |  | 19.91 | 18.4 | 19 |",
         "| start to first token (s) | 12.3 | 110 to 220 |  | 20 |",
         "| 1024 | not run yet | 51.2 | 8 | 14 |",
