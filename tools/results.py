@@ -19,8 +19,8 @@ HEAD = """# Results
 
 Written by `tools/results.py`; how the figures came about is in [README.md](README.md).
 vLLM is 0.25.0 on one NVIDIA H200; limits and goals are for one H200. Lower is better.
-A decode step is the difference of two runs over 64 steps. Where long prompts leave time for one pair of
-them, their noise is larger than a step, and full batches say what a step takes.
+A decode step is the difference of two runs over 64 steps. Where long prompts leave time for one
+pair of them, their noise is larger than a step, and full batches say what a step takes.
 """
 START = ("start to first token (s)", "110 to 220", "20")
 
