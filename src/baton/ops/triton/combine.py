@@ -143,9 +143,9 @@ class Products:
         tokens, top_k = self.weights.shape
         width = self.y.shape[1]
         rows, block, warps = program(tokens, width)
-        if rows > 1 or not tokens:
+        # Nor may the kernel ahead of the sum be a copy of the residual, which it reads early.
+        if rows > 1 or not tokens or residual.stride(1) != 1:
             return add_rms_norm(self.sum(), residual, norm, eps)
-        residual = residual if residual.stride(1) == 1 else residual.contiguous()
         out, total = (self.y.new_empty(tokens, width) for _ in range(2))
         extra = out if self.shared is None else self.shared
         _combine_norm[(tokens,)](

@@ -24,8 +24,9 @@ def products(
 ) -> Products:
     """See `ops.moe.expert_mlp`, whose sum is left; bfloat16 only. Groups' sizes stay on the
     device."""
+    weights = weights.contiguous()  # a copy behind y's kernel would still run when `Products` reads
     plan = align(experts.contiguous(), gate_up.shape[0], 1)
     rows = x.index_select(0, plan.rows.div(experts.shape[1], rounding_mode="floor"))
     middle = silu_mul(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=plan.ends))
     y = torch._grouped_mm(middle, down.transpose(1, 2), offs=plan.ends)
-    return Products(y, weights.contiguous(), plan.place, shared)
+    return Products(y, weights, plan.place, shared)
