@@ -101,7 +101,7 @@ class Case:
             x, experts, weights, gate_up[: self.count], down[: self.count], shared
         ).sum()
 
-    def library(self, x, experts, weights, gate_up, down) -> torch.Tensor:
+    def grouped_mm(self, x, experts, weights, gate_up, down) -> torch.Tensor:
         """PyTorch's grouped GEMM."""
         return moe_library.products(x, experts, weights, gate_up, down).sum()
 
@@ -117,7 +117,7 @@ def measure(table: Table, name: str, case: Case, tokens: int) -> None:
     if case.common:
         times["dense shared"] = attempt(case.calls(case.dense, inputs))
     if tokens >= 256:
-        times["grouped_mm"] = attempt(case.calls(case.library, inputs))
+        times["grouped_mm"] = attempt(case.calls(case.grouped_mm, inputs))
     peer = vllm_experts()
     if peer is not None:
 

@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,combine,silu,gqa,mla,products,gate,...]
+    python benchmarks/ops/small.py [--only norm,combine,silu,gqa,mla,products,gate,...] [--out F]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.

@@ -251,12 +251,18 @@ def test_combine_norm(tokens: int, dim: int, top_k: int, tile: int, shared: bool
         assert made.last("LDG.E.128") < made.first("FFMA")
 
 
-@pytest.mark.parametrize("dim", [64, 2048, 2056, 2880, 4096, 7168, 16384])
-@pytest.mark.parametrize("tokens", [64, 1024])
+#: One row to a program: where there are several, the norm behind experts is a kernel of its own.
+ONE_ROW = [
+    (tokens, dim)
+    for tokens in (64, 1024)
+    for dim in (64, 2048, 2056, 2880, 4096, 7168, 16384)
+    if norm.program(tokens, dim)[0] == 1
+]
+
+
+@pytest.mark.parametrize("tokens, dim", ONE_ROW)
 def test_norms_alone_and_behind_the_experts_add_in_the_same_order(tokens: int, dim: int) -> None:
-    rows, block, warps = norm.program(tokens, dim)
-    if rows > 1:
-        pytest.skip("several rows to a program: the norm is a kernel of its own")
+    _, block, warps = norm.program(tokens, dim)
     strides = ("x_stride", "residual_stride") if dim % 16 else ()
     alone = compile_sm90(
         *KERNELS["norm"][:2], {"DIM": dim, "BLOCK": block, "ROWS": 1, "ADD": True},

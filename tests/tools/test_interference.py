@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from baton import LLM
+from helpers.script import load_script
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "interference.py"
-    monkeypatch.syspath_prepend(path.parent)  # where the scripts find one another
-    spec = importlib.util.spec_from_file_location("interference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/interference.py", monkeypatch)
 
 
 def test_no_gap_is_no_verdict(script: ModuleType, tiny: Callable[[str], str]) -> None:

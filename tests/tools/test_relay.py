@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from helpers.script import load_script
+
 
 @pytest.fixture
 def relay(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[2] / "benchmarks" / "relay.py"
-    monkeypatch.syspath_prepend(path.parent)  # where the scripts find one another
-    spec = importlib.util.spec_from_file_location("relay", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/relay.py", monkeypatch)
 
 
 @pytest.mark.parametrize(

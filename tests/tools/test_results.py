@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from helpers.script import load_script
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where types look for what their names mean
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("tools/results.py", monkeypatch)
 
 
 def targets() -> list[dict[str, Any]]:

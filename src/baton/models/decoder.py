@@ -128,9 +128,9 @@ class CausalLM(nn.Module):
         """See `Model`."""
         for i in range(first, last):
             layer, view, kind = self.model.layers[i], context.kv[i], self.kinds[i]
-            attention, plan, following = self.attentions[kind], context.plan[kind], i + 1
+            attention, plan = self.attentions[kind], context.plan[kind]
             hidden.normed, hidden.states = layer(
-                hidden.normed, hidden.states, attention, plan, view, self.model.norms[following]
+                hidden.normed, hidden.states, attention, plan, view, self.model.norms[i + 1]
             )
         return hidden
 

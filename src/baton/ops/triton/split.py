@@ -21,8 +21,9 @@ what, by arithmetic:
   straight to the output.
 
 Everything is computed on the device from the positions, once per step, so a captured graph
-replays with new lengths. Bytes: `4 (2 B + 2)`; a few microseconds. Whoever reads the line need not
-wait for the kernel ahead: the line is older (see `common.follow`).
+replays with new lengths. Bytes: `4 (2 B + 2)`; a few microseconds. Whoever reads the line does not
+wait for the kernel ahead (see `common.follow`): at least one must lie between, as the projections
+of a layer do.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def task_map(
     slack: int = -1,
 ) -> TaskMap:
     """Shares for decode rows whose newest tokens are at `positions` (int64 `[T]`; -1: no tokens).
-    One launch, no host sync.
+    One launch, no host sync. Other kernels must come between this and the attention that uses them.
 
     Args:
         positions: see above.
