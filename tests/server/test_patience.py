@@ -36,12 +36,18 @@ def answer(client: socket.socket) -> bytes:
     """The next whole response."""
     got = b""
     while b"\r\n\r\n" not in got:
-        got += client.recv(1 << 16)
+        got += more(client)
     top, _, body = got.partition(b"\r\n\r\n")
     length = int(top.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
     while len(body) < length:
-        body += client.recv(1 << 16)
+        body += more(client)
     return got
+
+
+def more(client: socket.socket) -> bytes:
+    said = client.recv(1 << 16)
+    assert said, "the server closed the connection"
+    return said
 
 
 def trickle(client: socket.socket, data: bytes) -> bytes:
@@ -56,8 +62,8 @@ def trickle(client: socket.socket, data: bytes) -> bytes:
         pass
     said = b""
     try:
-        while more := client.recv(4096):
-            said += more
+        while piece := client.recv(4096):
+            said += piece
     except ConnectionResetError:
         pass
     return said
@@ -101,5 +107,16 @@ def test_answers_may_take_their_time() -> None:
         # the next one comes too early: it is read only when the first is answered
         client.sendall(head(len(BODY)))
         assert answer(client).startswith(b"HTTP/1.1 200")
+        client.sendall(BODY)
+        assert answer(client).startswith(b"HTTP/1.1 200")
+
+
+def test_waiting_for_an_answer_takes_nothing_from_the_next_request() -> None:
+    engine = FakeEngine(script=Script(first_delay=3.5))
+    with running(engine, request_timeout="2s") as server, connect(server) as client:
+        client.sendall(head(len(BODY)) + BODY)
+        client.sendall(head(len(BODY)))
+        assert answer(client).startswith(b"HTTP/1.1 200")
+        time.sleep(1.0)  # of the two seconds from now on, and behind the two from the head on
         client.sendall(BODY)
         assert answer(client).startswith(b"HTTP/1.1 200")

@@ -46,6 +46,12 @@ class _Patient(HttpToolsProtocol):
         self._end()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        if self._timer is not None:  # the next request waited for this answer
+            self._end()
+            self._begin()
+        super().on_response_complete()
+
     def _begin(self) -> None:
         self._begun, self._received = self.loop.time(), 0
         self._timer = self.loop.call_later(self.seconds, self._look)
