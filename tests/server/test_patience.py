@@ -207,7 +207,9 @@ def test_a_head_has_no_time_for_its_length(hasty: Running) -> None:
         assert rest(client).startswith(b"HTTP/1.1 408 ")
 
 
-@pytest.mark.parametrize("sent", ["nothing", "empty lines", "a request", "a body after its answer"])
+@pytest.mark.parametrize(
+    "sent", ["nothing", "empty lines", "a request", "a body after its answer", "a part of one"]
+)
 def test_an_idle_connection_is_closed_without_a_word(
     sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,10 +220,10 @@ def test_an_idle_connection_is_closed_without_a_word(
         elif sent == "a request":
             client.sendall(head(len(BODY)) + BODY)
             assert answer(client).startswith(b"HTTP/1.1 200")
-        elif sent == "a body after its answer":
+        elif sent != "nothing":
             client.sendall(head(5, "/nothing"))
             assert answer(client).startswith(b"HTTP/1.1 404")
-            client.sendall(b"12345")
+            client.sendall(b"12345" if sent == "a body after its answer" else b"1")
         assert rest(client) == b""
 
 

@@ -65,10 +65,8 @@ class _Patient(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._asked.popleft()
         super().on_response_complete()
-        if self._timer is None:
-            return
-        self._unset_keepalive_if_required()  # it would count beside the request that comes
-        if not self._answered():  # that has waited for this answer
+        if self._timer is not None and not self._answered():  # the next one waited for this answer
+            self._unset_keepalive_if_required()
             self._begin()
 
     def send_400_response(self, msg: str) -> None:
@@ -79,9 +77,10 @@ class _Patient(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _rest(self) -> None:
-        """Let the keep-alive count unless a request comes or waits for its answer."""
-        counting = self._timer or self.timeout_keep_alive_task
-        if not (self._asked or counting or self.transport.is_closing()):
+        """Let the keep-alive count, unless a request comes or waits for its answer."""
+        coming = self._timer is not None and not self._answered()
+        counting = self.timeout_keep_alive_task is not None
+        if not (self._asked or coming or counting or self.transport.is_closing()):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
