@@ -213,7 +213,7 @@ def test_a_head_has_no_time_for_its_length(hasty: Running) -> None:
 def test_an_idle_connection_is_closed_without_a_word(
     sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "KEEP_ALIVE", 1)
+    monkeypatch.setattr(process, "KEEP_ALIVE", 2)
     with running() as server, connect(server) as client:
         if sent == "empty lines":
             client.sendall(b"\r\n\r\n")

@@ -45,6 +45,7 @@ class _Patient(HttpToolsProtocol):
         self._rest()
 
     def on_message_begin(self) -> None:
+        self._received = 0
         self._begin()
         super().on_message_begin()
 
@@ -87,7 +88,7 @@ class _Patient(HttpToolsProtocol):
 
     def _begin(self) -> None:
         self._end()
-        self._begun, self._received = self.loop.time(), 0
+        self._begun = self.loop.time()
         self._timer = self.loop.call_later(self.seconds, self._look)
 
     def _end(self) -> None:
