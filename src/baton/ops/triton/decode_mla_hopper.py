@@ -142,12 +142,12 @@ def _decode_mla_kernel(
         _fetch(latents, ropes, ready, ring, turns, page1, first + 1, last, slot + 1, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page2, first + 2, last, slot + 2, PAGE)
         at = q + b * q_row + row * q_head + quarter
-        q0 = gl.convert_layout(gl.load(at, row < H, 0.0), _LEFT)
-        q1 = gl.convert_layout(gl.load(at + _QUARTER, row < H, 0.0), _LEFT)
-        q2 = gl.convert_layout(gl.load(at + 2 * _QUARTER, row < H, 0.0), _LEFT)
-        q3 = gl.convert_layout(gl.load(at + 3 * _QUARTER, row < H, 0.0), _LEFT)
-        at_rope = q_rope + b * rope_row + row * rope_head + e
-        turn = gl.convert_layout(gl.load(at_rope, row < H, 0.0), _LEFT)
+        q0, q1 = gl.load(at, row < H, 0.0), gl.load(at + _QUARTER, row < H, 0.0)
+        q2, q3 = gl.load(at + 2 * _QUARTER, row < H, 0.0), gl.load(at + 3 * _QUARTER, row < H, 0.0)
+        turn = gl.load(q_rope + b * rope_row + row * rope_head + e, row < H, 0.0)
+        q0, q1 = gl.convert_layout(q0, _LEFT), gl.convert_layout(q1, _LEFT)
+        q2, q3 = gl.convert_layout(q2, _LEFT), gl.convert_layout(q3, _LEFT)
+        turn = gl.convert_layout(turn, _LEFT)
         top = gl.full([_ROWS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, _MMA))
         sums = gl.zeros([_ROWS, _TILE], gl.float32, layout=_MMA)  # added up over tiles, then over
         acc = gl.zeros([_ROWS, _LATENT], gl.float32, layout=_MMA)

@@ -36,8 +36,8 @@ import triton.language as tl
 
 from baton.ops.triton.common import LN_2, follow, overlapping
 
-#: Programs of `combine` that are enough, and columns of one.
-COMBINERS, COLUMNS = 2048, 128
+#: Programs of `combine` that are enough.
+COMBINERS = 128
 
 
 @triton.jit(
@@ -266,11 +266,12 @@ def combine(
 
 
 def combine_shape(rows: int, dim: int, block_heads: int) -> tuple[int, int, int, int]:
-    """Columns and heads of a program of `combine`, partials that it loads at once (8 KB of them)
-    and pipeline stages. A row is cut up, for it may have as many partials as there are programs;
-    of many rows a program takes several heads of a block, up to 8."""
-    columns, together = min(COLUMNS, int(triton.next_power_of_2(dim))), 1
-    parts = rows * triton.cdiv(dim, columns)
-    while together < 8 and block_heads % (2 * together) == 0 and parts > together * COMBINERS:
+    """Columns and heads of a program of `combine`, partials that it loads at once (32 KB of them,
+    so that most sequences need one pass) and pipeline stages. Few rows are cut up until there are
+    some programs per multiprocessor; of many, a program takes several heads of a block, up to 8."""
+    columns, together = int(triton.next_power_of_2(dim)), 1
+    while columns > 64 and rows * triton.cdiv(dim, columns) <= COMBINERS:
+        columns //= 2
+    while together < 8 and block_heads % (2 * together) == 0 and rows > together * COMBINERS:
         together *= 2
-    return columns, together, max(2, 2048 // (columns * together)), 3
+    return columns, together, max(2, 8192 // (columns * together)), 3
