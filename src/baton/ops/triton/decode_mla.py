@@ -6,6 +6,7 @@ of latents is loaded once and used twice, as keys and as values (its first 512 c
 
 Up to 64 heads form one block (16 or 32 rows: mma.sync; 64 rows: wgmma); more heads are more
 blocks. The accumulator, `heads x 512` in float32, is what fills the registers: see `mla_launch`.
+On Hopper up to 16 heads go to `decode_mla_hopper`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The Triton kernel, told only what to compute, reads the queries from shared memory again for every
 tile, half of all it reads there, and spends instructions on copying latents. Here queries stay in
 registers, one thread asks TMA for whole tiles, and the scores of the next tile are computed while
-the values of this one are. What is left is the stream of latents: without any product the kernel
-takes 144 us for 8 sequences of 64K, with them 149 (142 is the limit, the Triton kernel took 169).
+the values of this one are. What is left is the stream of latents: for 8 sequences of 64K the
+kernel takes 152 us, without any product 144 (142 is the limit; the Triton kernel takes 178).
 
 Shares, partials and results are those of `decode_mla`. Gluon has no interpreter: this is compiled
 in CI, and compared on a card.
@@ -41,7 +41,19 @@ _WIDE = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0]))
 @gluon.jit
 def _page(table, t, last, PAGE: gl.constexpr):
     """The page that holds tile `t`."""
-    return gl.load(table + t * _TILE // PAGE, mask=t < last, other=0).to(gl.int32)
+    at = table + t * _TILE // PAGE
+    return gl.load(at, mask=t < last, other=0, cache_modifier=".cg").to(gl.int32)
+
+
+@gluon.jit
+def _first_pages(table, t, last, PAGE: gl.constexpr):
+    """Those of the tiles that are asked for before one has come, and of the one behind."""
+    return (
+        _page(table, t, last, PAGE),
+        _page(table, t + 1, last, PAGE),
+        _page(table, t + 2, last, PAGE),
+        _page(table, t + 3, last, PAGE),
+    )
 
 
 @gluon.jit
@@ -132,12 +144,11 @@ def _decode_mla_kernel(
     quarter = gl.arange(0, _QUARTER, layout=gl.SliceLayout(0, _WIDE))[None, :]
     e = gl.arange(0, ROPE, layout=gl.SliceLayout(0, _WIDE))[None, :]
     slot = 0  # of the tile at hand: how many came before it, over all sequences
+    table = pages + b * table_row
+    page0, page1, page2, page = _first_pages(table, first, last, PAGE)
     gdc_wait()
     gdc_launch_dependents()
     while unit < stop:
-        table = pages + b * table_row
-        page0, page1 = _page(table, first, last, PAGE), _page(table, first + 1, last, PAGE)
-        page2, page = _page(table, first + 2, last, PAGE), _page(table, first + 3, last, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page0, first, last, slot, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page1, first + 1, last, slot + 1, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page2, first + 2, last, slot + 2, PAGE)
@@ -190,6 +201,8 @@ def _decode_mla_kernel(
             gl.store(part_lse + to, top, here)
         unit = after
         b, length, tiles, first, last, after = _segment(unit, stop, i, ends, all_lengths)
+        table = pages + b * table_row
+        page0, page1, page2, page = _first_pages(table, first, last, PAGE)
 
 
 def supports(q: torch.Tensor, q_rope: torch.Tensor, pages_kv: torch.Tensor, tile: int) -> bool:
