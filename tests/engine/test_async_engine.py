@@ -459,6 +459,21 @@ def test_values_of_wrong_types_harm_nobody_else(tiny: Callable[[str], str]) -> N
     drive(tiny("llama"), test)
 
 
+def test_open_streams_end_when_the_engine_is_stopped(tiny: Callable[[str], str]) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        stream, cancelled = [await engine.submit([5, 6], LONG) for _ in range(2)]
+        await anext(stream)
+        await cancelled.cancel()
+        assert [delta async for delta in cancelled] == []
+        await engine.stop()
+        with pytest.raises(Unavailable, match="has stopped"):
+            async for _ in stream:
+                pass
+        assert [delta async for delta in stream] == []
+
+    drive(tiny("llama"), test)
+
+
 def test_death_of_a_rank_is_noticed_when_idle(tiny: Callable[[str], str]) -> None:
     async def test(engine: AsyncEngine) -> None:
         first = engine.pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,14 @@ def llm(tiny: Callable[[str], str]) -> Iterator[LLM]:
         ([[-(2**70)]], str(-(2**70))),
         ([np.array([5.0])], r"prompts\[0\]\[0\]"),
         ([np.array(5), [5]], r"prompts\[0\]"),
+        ([torch.tensor(5), [5]], r"prompts\[0\]"),
+        ([torch.tensor(5), torch.tensor(1.5)], r"prompts\[1\] .*1\.5"),
+        ([np.array(5), np.array(1.5)], r"prompts\[1\] .*1\.5"),
+        (list(torch.tensor([True])), r"prompts\[0\]"),
+        (list(np.array([True])), r"prompts\[0\]"),
+        ([torch.tensor([True])], r"prompts\[0\]\[0\]"),
+        ([[torch.tensor(True)]], r"prompts\[0\]\[0\]"),
+        (torch.tensor(5), "prompts must be"),
         ([{5: 6}, [5]], r"prompts\[0\]"),
         ([{5, 6}, [5]], r"prompts\[0\]"),
         ([b"ab", [5]], r"prompts\[0\]"),
@@ -65,9 +74,16 @@ def test_prompts_of_wrong_kinds(llm: LLM, prompts: Any, named: str) -> None:
     assert not llm.core.has_work()
 
 
+class Seven:
+    def __index__(self) -> int:
+        return 7
+
+
 def test_integers_of_other_libraries_are_token_ids(llm: LLM) -> None:
     expected = llm.generate([[5, 6, 7]], ONE)[0].completions[0].token_ids
-    for given in (np.array([5, 6, 7]), torch.tensor([5, 6, 7]), range(5, 8), (5, 6, 7)):
+    several: list[Any] = [np.array([5, 6, 7]), torch.tensor([5, 6, 7]), range(5, 8), (5, 6, 7)]
+    several += [list(several[0]), list(several[1]), [np.array(5), torch.tensor(6), Seven()]]
+    for given in several:
         for prompts in (given, [given], [[np.int64(5), *given[1:]]]):
             output = llm.generate(prompts, ONE)[0]
             assert output.completions[0].token_ids == expected
@@ -175,6 +191,9 @@ def test_models_and_options_of_wrong_kinds(tiny: Callable[[str], str]) -> None:
         (folder, {"threads": 2.5}, "threads"),
         (folder, {"block_size": True}, "block_size"),
         (folder, {"dtype": 5}, "dtype"),
+        (folder, {"dtype": Path("float32")}, "dtype"),
+        (folder, {"tokenizer": 5}, "tokenizer"),
+        (folder, {"expect_fingerprint": 5}, "expect_fingerprint: expected str, got int"),
         (EngineOptions.of(folder), {"threads": 1}, "threads"),
     ]
     for model, options, named in wrong:
@@ -182,6 +201,18 @@ def test_models_and_options_of_wrong_kinds(tiny: Callable[[str], str]) -> None:
             LLM(model, **options)
     with LLM(Path(folder), **BASE) as llm:
         assert llm.generate([[5]], ONE)[0].finished
+
+
+def test_files_may_be_path_objects(tiny: Callable[[str], str], tmp_path: Path) -> None:
+    folder, expected = Path(tiny("llama")), tmp_path / "fingerprint.json"
+    tokenizer = Path(__file__).parents[2] / "models" / "recall-rope"
+    options = BASE | {"skip_tokenizer_init": False, "tokenizer": tokenizer}
+    with LLM(folder, **options) as llm:
+        assert llm.tokenizer is not None
+        assert llm.options.model.tokenizer == str(tokenizer)
+        expected.write_text(json.dumps(llm.fingerprint.to_dict()))
+    with LLM(EngineOptions.of(folder, **options, expect_fingerprint=expected)) as llm:
+        assert llm.options.expect_fingerprint == str(expected)
 
 
 @pytest.mark.parametrize("nested", ["close", "generate", "score"])

@@ -37,7 +37,12 @@ class FakeTokenizer:
         self.most_tokens: int | None = -1  # as asked last
 
     def encode(self, text: str, special: bool = True, most_tokens: int | None = None) -> list[int]:
+        return self._encode(text, special, most_tokens, "prompt")
+
+    def _encode(self, text: str, special: bool, most_tokens: int | None, param: str) -> list[int]:
         self.most_tokens = most_tokens
+        if most_tokens is not None and len(text) > most_tokens:
+            raise RequestError("too long", param=param, code="context_length_exceeded")
         return [BOS] * special + list(text.encode())
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
@@ -64,7 +69,8 @@ class FakeTokenizer:
         if messages[0]["role"] == "alien":
             raise RequestError("unknown role alien", param="messages")
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return self.encode(text + "assistant: " * add_generation_prompt, True, most_tokens)
+        text += "assistant: " * add_generation_prompt
+        return self._encode(text, True, most_tokens, "messages")
 
 
 @dataclass

@@ -304,11 +304,12 @@ def test_what_cannot_fit_is_told_to_the_tokenizer_and_ids_are_counted_first() ->
             (TEXT, {"prompt": "a"}, 4095),
             (TEXT, {"prompt": ["a", "b"]}, 4095),
             (CHAT, {"messages": HI}, 4095),
-            ("/tokenize", {"prompt": "a"}, None),
-            ("/tokenize", {"messages": HI}, None),
+            ("/tokenize", {"prompt": "a"}, 4096),
+            ("/tokenize", {"messages": HI}, 4096),
         ):
             tokenizer.most_tokens = -1
             assert server.http.post(path, json=body).status_code == 200
             assert tokenizer.most_tokens == most, path
-        error = error_of(server.http.post(TEXT, json={"prompt": [-1] * 4096}), 400)
-        assert error["code"] == "context_length_exceeded"
+        for prompt in ([-1] * 4096, [1] * 4095 + ["a"], [[1], [-1] * 4096], [["a"], [1] * 4096]):
+            error = error_of(server.http.post(TEXT, json={"prompt": prompt}), 400)
+            assert error["code"] == "context_length_exceeded"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import openai
 import pytest
@@ -11,16 +14,19 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.request import Completion, FinishReason, Output, Timing
 from baton.core.sampling import SamplingParams
+from baton.server import openai as openai_routes
+from baton.server import prompts
 from baton.server.generate import Job
 from baton.server.metrics import Histogram, Metrics, StreamMeter
 from baton.server.options import ServerOptions
 from baton.server.process import bind
 from baton.server.prompts import Prompt
+from baton.server.schemas import ChatMessage
 from baton.server.state import ServerState
-from helpers.fake_engine import FakeEngine, Script
+from helpers.fake_engine import FakeEngine, FakeTokenizer, Script
 from helpers.serving import Running, running
 
-TEXT = "/v1/completions"
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def test_models(server: Running) -> None:
@@ -48,8 +54,61 @@ def test_tokenize_and_detokenize(server: Running) -> None:
     assert server.post("/detokenize", tokens="hi").json()["error"]["param"] == "tokens"
 
 
-def test_long_text_is_encoded_off_the_loop(server: Running) -> None:
-    assert server.post("/tokenize", prompt="x" * 100_000).json()["count"] == 100_001
+LONG = [97] * 5000
+SAID = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x" * 5000}),
+        ("/tokenize", {"messages": SAID * 1000}),
+        ("/detokenize", {"tokens": LONG}),
+        (CHAT, {"messages": SAID * 1000}),
+        (TEXT, {"prompt": "x" * 5000}),
+        (TEXT, {"prompt": ["x" * 100] * 100}),
+        (TEXT, {"prompt": LONG}),
+        (TEXT, {"prompt": [LONG[:100]] * 100}),
+    ],
+)
+def test_what_is_long_is_handled_off_the_loop(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*args)
+
+        return record
+
+    monkeypatch.setattr(ChatMessage, "plain", recorded(ChatMessage.plain))
+    monkeypatch.setattr(FakeTokenizer, "encode", recorded(FakeTokenizer.encode))
+    for room in (prompts, openai_routes):
+        monkeypatch.setattr(room, "check_ids", recorded(prompts.check_ids))
+    loop: list[int] = []
+    with running(FakeEngine(max_model_len=1 << 20)) as server:
+        server.call(lambda: loop.append(threading.get_ident()))
+        assert server.http.post(path, json={"max_tokens": 1, **body}).status_code == 200
+        assert threads
+        assert not set(threads) & set(loop)
+        assert server.http.post("/tokenize", json={"prompt": "x"}).status_code == 200
+        assert threads[-1] == loop[0], "a thread costs more than a few characters"
+
+
+def test_tokenize_and_detokenize_have_limits() -> None:
+    with running(FakeEngine(max_model_len=100)) as server:
+        for path, field, some in (
+            ("/tokenize", "prompt", "x"),
+            ("/tokenize", "messages", SAID),
+            ("/detokenize", "tokens", [97]),
+        ):
+            error = server.http.post(path, json={field: some * 101}).json()["error"]
+            assert error["param"] == field
+            assert error["code"] == "context_length_exceeded"
+        assert server.post("/tokenize", prompt="x" * 100).json()["count"] == 101
+        assert server.post("/detokenize", tokens=[97] * 100).json()["prompt"] == "a" * 100
 
 
 def test_health_version_and_openapi(server: Running) -> None:

@@ -6,7 +6,9 @@ the annotation gives the type and the help, the name gives the flag (`max_model_
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Annotated, Any, Literal
 
 from baton.core.errors import ConfigError
@@ -99,15 +101,22 @@ class EngineOptions:
     ] = None
 
     @staticmethod
-    def of(model: str, **flat: Any) -> EngineOptions:
-        """Options from flat names, as in `LLM(model, max_model_len=4096)`.
+    def of(model: str | PathLike[str], **flat: Any) -> EngineOptions:
+        """Options from flat names, as in `LLM(model, max_model_len=4096)`. What may name a file or
+        folder may be a path object.
 
         Raises:
             ConfigError: for a name that no section has, or a value of another type than it needs.
         """
+        flat["model"] = model
+        for key in _PATHS & flat.keys():
+            if isinstance(flat[key], PathLike):
+                flat[key] = os.fspath(flat[key])
         expect = flat.pop("expect_fingerprint", None)
+        if not isinstance(expect, str | None):
+            kind = type(expect).__name__
+            raise ConfigError(f"engine option expect_fingerprint: expected str, got {kind}")
         parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-        parts["model"]["model"] = model
         owner = {f.name: name for name, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
         for key, value in flat.items():
             if key not in owner:
@@ -120,6 +129,8 @@ class EngineOptions:
         return EngineOptions(**sections, expect_fingerprint=expect)
 
 
+#: options that may name a file or folder
+_PATHS = frozenset({"model", "tokenizer", "expect_fingerprint"})
 SECTIONS: dict[str, type[Any]] = {
     "model": ModelOptions,
     "cache": CacheOptions,

@@ -23,7 +23,7 @@ def batch(prompts: Any) -> list[str | list[int]]:
     if isinstance(prompts, str):
         return [prompts]
     items = _items(prompts, "prompts", f"text, {_IDS}, or a list of either")
-    if items and not any(isinstance(item, str) or _iterable(item) for item in items):
+    if items and not any(isinstance(item, str) or _iterable(item) for item in items):  # ids alone
         return [token_ids(items, "prompts")]
     return [
         item if isinstance(item, str) else token_ids(item, f"prompts[{i}]", f"text or {_IDS}")
@@ -32,7 +32,8 @@ def batch(prompts: Any) -> list[str | list[int]]:
 
 
 def token_ids(value: Any, name: str, expected: str = _IDS) -> list[int]:
-    """A copy of `value`, any sequence of integers (also NumPy's or PyTorch's), as plain ints.
+    """A copy of `value`, any sequence of integers (also NumPy's or PyTorch's, and arrays of no
+    dimensions that hold one), as plain ints. A bool is no integer, as in JSON.
 
     Raises:
         RequestError: it is something else, or not all of it are integers; says so of `name`.
@@ -94,15 +95,21 @@ def check_rest(cache_salt: Any, progress: Any) -> None:
 
 
 def _items(value: Any, name: str, expected: str) -> list[Any]:
-    if hasattr(value, "tolist"):  # of NumPy, PyTorch, array
-        value = value.tolist()
+    value = _plain(value)
     if not _iterable(value):
         raise _wrong(name, expected, value)
     return list(value)
 
 
+def _plain(value: Any) -> Any:
+    """What is of NumPy, PyTorch or array as the list or number that it stands for."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _iterable(value: Any) -> bool:
     """Whether it holds several things in an order that means something."""
+    if getattr(value, "ndim", None) == 0:  # NumPy's and PyTorch's classes have `__iter__` anyway
+        return False
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
 
 
@@ -111,10 +118,11 @@ def _token_id(value: Any, name: str) -> int:
 
 
 def _integer(value: Any, name: str, expected: str) -> int:
-    if isinstance(value, bool):
+    plain = _plain(value)
+    if isinstance(plain, bool):
         raise _wrong(name, expected, value)
     try:
-        return operator.index(value)
+        return operator.index(plain)
     except TypeError:
         raise _wrong(name, expected, value) from None
 

@@ -30,7 +30,8 @@ class LLM:
     Args:
         model: folder, GGUF file, hub id or embedded name; or whole EngineOptions.
         options: any engine option by its flat name, e.g. `max_model_len=4096`,
-            `tensor_parallel_size=2`, `num_kv_pages=512`; see `baton serve --help`.
+            `tensor_parallel_size=2`, `num_kv_pages=512`; see `baton serve --help`. Files and
+            folders may be path objects.
 
     Raises:
         ConfigError: contradictory or impossible options.
@@ -39,8 +40,7 @@ class LLM:
 
     def __init__(self, model: str | PathLike[str] | EngineOptions, **options: Any) -> None:
         if not isinstance(model, EngineOptions):
-            name = str(model) if isinstance(model, PathLike) else model
-            model = EngineOptions.of(name, **options)
+            model = EngineOptions.of(model, **options)
         elif options:
             raise ConfigError(f"options beside whole EngineOptions: {', '.join(options)}")
         self.options = model

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Deltas of one prompt's answers, as an async iterator; the last one has `finished` set.
+    """Deltas of one prompt's answers, as an async iterator. The last one has `finished` set; a
+    stream that fails or is cancelled ends without it.
 
-    What has come since its reader last looked is one delta: a server that falls behind the engine
-    sends fewer, longer pieces instead of falling behind further.
+    What has come since its reader last looked is one delta: a reader that falls behind the engine
+    gets fewer, longer pieces instead of falling behind further.
 
-    Raises, while iterating: RequestFailed (this request), Unavailable (the engine process died).
+    Raises, while iterating, once what came before has been read: RequestFailed (the engine failed
+    this request, or said something of it that could not be made text), Unavailable (the engine
+    process died, or the engine was stopped).
     """
 
     def __init__(self, engine: AsyncEngine, answers: Answers) -> None:

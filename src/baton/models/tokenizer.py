@@ -81,7 +81,7 @@ class Tokenizer:
             if least > most_tokens:
                 raise RequestError(
                     f"the prompt has at least {least} tokens ({len(raw)} bytes), but at most "
-                    f"{most_tokens} fit beside an answer",
+                    f"{most_tokens} fit",
                     param="prompt",
                     code="context_length_exceeded",
                 )

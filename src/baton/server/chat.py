@@ -73,12 +73,13 @@ def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     arrival, state = time.monotonic(), state_of(request)
-    body = parse(ChatRequest, await read_body(request, state.options.max_body_bytes))
+    raw = await read_body(request, state.options.max_body_bytes)
+    body = parse(ChatRequest, raw)
     engine = state.ready_engine()
     state.model(body.model)
     body.check()
     most = engine.info.max_model_len - 1
-    ids = await chat_ids(tokenizer_of(engine), body.messages, body, most)
+    ids = await chat_ids(tokenizer_of(engine), body.messages, body, len(raw), most)
     context = await accept(
         request,
         engine,

@@ -57,25 +57,28 @@ async def retrieve_model(request: Request, name: str) -> Response:
 
 @router.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt or of messages."""
+    """Token ids of a prompt or of messages, also of those that are too long for the model; but what
+    is certain to have more than `max_model_len` tokens is refused before it is tokenized."""
     state = state_of(request)
-    body = parse(TokenizeRequest, await read_body(request, state.options.max_body_bytes))
+    raw = await read_body(request, state.options.max_body_bytes)
+    body = parse(TokenizeRequest, raw)
     engine = state.loaded_engine()
     state.model(body.model)
-    tokenizer = tokenizer_of(engine)
+    tokenizer, limit = tokenizer_of(engine), engine.info.max_model_len
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.messages is not None:
-        ids = await chat_ids(tokenizer, body.messages, body)
+        ids = await chat_ids(tokenizer, body.messages, body, len(raw), limit)
     else:
-        ids = await encode(tokenizer, body.prompt or "", body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        ids = await encode(tokenizer, body.prompt or "", special, limit)
     strings = None
     if body.return_token_strs:
         strings = await off_loop(len(ids), lambda: [state.token_text(i) for i in ids])
     return _json(
         {
             "count": len(ids),
-            "max_model_len": engine.info.max_model_len,
+            "max_model_len": limit,
             "tokens": ids,
             "token_strs": strings,
         }
@@ -84,15 +87,25 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
-    """Text of token ids."""
+    """Text of token ids, of at most `max_model_len`."""
     state = state_of(request)
     body = parse(DetokenizeRequest, await read_body(request, state.options.max_body_bytes))
     engine = state.loaded_engine()
     state.model(body.model)
-    ids = check_ids(body.tokens, engine.info.vocab_size, "tokens")
-    tokenizer = tokenizer_of(engine)
-    text = await off_loop(len(ids), lambda: tokenizer.decode(ids, skip_special=False))
-    return _json({"prompt": text})
+    tokenizer, info = tokenizer_of(engine), engine.info
+    count = len(body.tokens) if isinstance(body.tokens, list) else 0
+    if count > info.max_model_len:
+        raise RequestError(
+            f"tokens may have at most {info.max_model_len} ids, got {count}",
+            param="tokens",
+            code="context_length_exceeded",
+        )
+
+    def decoded() -> str:
+        ids = check_ids(body.tokens, info.vocab_size, "tokens")
+        return tokenizer.decode(ids, skip_special=False)
+
+    return _json({"prompt": await off_loop(count, decoded)})
 
 
 @router.get("/health")

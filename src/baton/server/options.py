@@ -27,7 +27,9 @@ class ServerOptions:
     ] = ()
     max_body: Annotated[str, "largest request body, for example 32MiB"] = "32MiB"
     request_timeout: Annotated[
-        str, "how long a request may take to come; a second more for each 16 KiB of its body"
+        str,
+        "how long a request may take to come, from its first byte on; a second more for each "
+        "16 KiB of its body",
     ] = "30s"
     drain_timeout: Annotated[str, "how long running requests may take after SIGTERM"] = "30s"
     keepalive_interval: Annotated[

@@ -18,6 +18,8 @@ from baton.server.options import ServerOptions
 from baton.server.patience import patient
 
 _BACKLOG = 2048
+#: seconds that a connection may be idle, before its first request and between two
+KEEP_ALIVE = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -69,7 +71,7 @@ class HttpServer:
             access_log=options.access_log,
             server_header=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=75,
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=3,
         )
         if options.access_log:

@@ -13,7 +13,7 @@ from baton.server.protocol import EngineClient, Tokenizer
 from baton.server.schemas import ChatMessage, TemplateFields
 
 T = TypeVar("T")
-_INLINE = 4096  # characters encoded on the event loop; longer texts go to a thread
+_INLINE = 4096  # characters or tokens handled on the event loop; more of them go to a thread
 MAX_ANSWERS = 2048  # of one request
 _RESERVED = frozenset({"self", "conversation", "messages", "tools", "documents", "chat_template"})
 _RESERVED |= {"add_generation_prompt", "continue_final_message", "tokenize", "padding"}
@@ -38,37 +38,46 @@ def tokenizer_of(engine: EngineClient) -> Tokenizer:
     return engine.tokenizer
 
 
-async def encode(
-    tokenizer: Tokenizer, text: str, special: bool = True, most: int | None = None
-) -> list[int]:
-    """Token ids of `text`, at most `most`."""
+async def encode(tokenizer: Tokenizer, text: str, special: bool, most: int) -> list[int]:
+    """Token ids of `text`. One that is certain to have more than `most` is refused, before the
+    work; how many others have is only known after it."""
     return await off_loop(len(text), lambda: tokenizer.encode(text, special, most))
 
 
 async def completion_prompts(engine: EngineClient, value: Any, special: bool) -> list[Prompt]:
-    """The prompts in `prompt`: a string, strings, ids, or lists of ids."""
+    """The prompts in `prompt`: a string, strings, ids, or lists of ids.
+
+    Nothing is looked at one by one before it has been counted.
+    """
     vocab, limit = engine.info.vocab_size, engine.info.max_model_len
     if isinstance(value, str):
         return [Prompt(await encode(tokenizer_of(engine), value, special, limit - 1), value)]
-    if isinstance(value, list) and len(value) > MAX_ANSWERS and type(value[0]) is not int:
-        raise RequestError(
-            f"one request may have at most {MAX_ANSWERS} prompts, got {len(value)}", param="prompt"
-        )
     if isinstance(value, list) and value:
+        if type(value[0]) is int:
+            _fits(len(value), limit, "prompt")
+            return [Prompt(await off_loop(len(value), lambda: check_ids(value, vocab, "prompt")))]
+        if len(value) > MAX_ANSWERS:
+            raise RequestError(
+                f"one request may have at most {MAX_ANSWERS} prompts, got {len(value)}",
+                param="prompt",
+            )
         kinds = set(map(type, value))
-        if kinds == {int}:
-            _fits(len(value), limit, "prompt")  # before millions of ids are looked at
-            return [Prompt(check_ids(value, vocab, "prompt"))]
         if kinds == {str}:
             tokenizer = tokenizer_of(engine)
-            size = sum(map(len, value))
 
             def encoded() -> list[Prompt]:
                 return [Prompt(tokenizer.encode(t, special, limit - 1), t) for t in value]
 
-            return await off_loop(size, encoded)
+            return await off_loop(sum(map(len, value)), encoded)
         if kinds == {list}:
-            return [Prompt(check_ids(ids, vocab, f"prompt[{i}]")) for i, ids in enumerate(value)]
+            named = {f"prompt[{i}]": ids for i, ids in enumerate(value)}
+            for name, ids in named.items():
+                _fits(len(ids), limit, name)
+
+            def checked() -> list[Prompt]:
+                return [Prompt(check_ids(ids, vocab, name)) for name, ids in named.items()]
+
+            return await off_loop(sum(map(len, value)), checked)
     raise RequestError(
         "prompt must be a non-empty string, list of strings, list of token ids, or list of lists "
         "of token ids",
@@ -91,9 +100,11 @@ async def chat_ids(
     tokenizer: Tokenizer,
     messages: Sequence[ChatMessage],
     fields: TemplateFields,
-    most: int | None = None,
+    size: int,
+    most: int,
 ) -> list[int]:
-    """Token ids of a conversation under the model's chat template, at most `most`."""
+    """Token ids of a conversation under the model's chat template; `size` is that of the request,
+    in bytes. One that is certain to have more than `most` is refused, as texts are by `encode`."""
     for name in ("chat_template", "continue_final_message"):
         if getattr(fields, name):
             raise RequestError(f"{name} is not supported", param=name, code="unsupported")
@@ -110,9 +121,12 @@ async def chat_ids(
     if fields.reasoning_effort is not None:
         more.setdefault("reasoning_effort", fields.reasoning_effort)
     generate = fields.add_generation_prompt is not False
-    turns = [message.plain(i) for i, message in enumerate(messages)]
-    size = sum(len(turn["content"] or "") for turn in turns)
-    return await off_loop(size, lambda: tokenizer.chat(turns, generate, most, **more))
+
+    def rendered() -> list[int]:
+        turns = [message.plain(i) for i, message in enumerate(messages)]
+        return tokenizer.chat(turns, generate, most, **more)
+
+    return await off_loop(size, rendered)
 
 
 def check_length(
@@ -161,5 +175,5 @@ def _fits(size: int, limit: int, param: str) -> None:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """`work()`, in a thread when it handles more than a few thousand characters or tokens."""
+    """`work()`, in a thread when `size` is more than a few thousand characters, bytes or tokens."""
     return work() if size <= _INLINE else await asyncio.to_thread(work)
