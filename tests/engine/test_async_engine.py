@@ -19,6 +19,7 @@ from baton.core.request import Output
 from baton.engine.async_engine import AT_ONCE
 from baton.engine.child import EngineChild
 from baton.engine.messages import AskStats
+from helpers.proc import children
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -478,12 +479,5 @@ def test_death_of_a_rank_is_noticed_when_idle(tiny: Callable[[str], str]) -> Non
 
 def rank_of(parent: int) -> int:
     """The worker process of an engine process."""
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found = int(status.read_text().rsplit(")", 1)[1].split()[1])
-            command = status.with_name("cmdline").read_bytes()
-        except OSError:
-            continue
-        if found == parent and b"baton.engine.worker" in command:
-            return int(status.parent.name)
-    raise AssertionError(f"process {parent} has no worker")
+    (found,) = children(parent, "baton.engine.worker")
+    return found

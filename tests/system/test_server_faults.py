@@ -6,37 +6,41 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from helpers.proc import await_true, children, gone
 from helpers.served import served
 
 FLAGS = ("--skip-tokenizer-init", "--dtype=float32", "--num-kv-pages=64", "--threads=1")
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
+@pytest.mark.parametrize("stopped", [False, True])
 def test_a_killed_server_takes_everything_along(
     tiny: Callable[[str], str],
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
+    stopped: bool,
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("t")  # sockets bear no long path
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with served(tiny("llama"), *FLAGS, "-tp", "2") as server:
         engine = server.engine_pid()
+        (rank,) = children(engine, "baton.engine.worker")
+        (janitor,) = children(server.process.pid, "baton.engine.folder")
         assert list(tmp_path.glob("baton-*"))
-        server.process.kill()
-        deadline = time.monotonic() + 10
-        while not gone(engine) or list(tmp_path.glob("baton-*")):
-            assert time.monotonic() < deadline, list(tmp_path.iterdir())
-            time.sleep(0.05)
+        try:
+            for pid in (rank, engine):
+                os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+            server.process.kill()
+            await_true(lambda: gone(engine), "the engine process is left")
+            await_true(lambda: gone(rank), "the process of a rank is left")
+            await_true(lambda: gone(janitor), "a process that should tidy up is left")
+            assert list(tmp_path.glob("baton-*")) == []
+        finally:
+            for pid in (rank, engine):
+                if not gone(pid):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_second_signal_ends_even_with_a_stuck_engine(tiny: Callable[[str], str]) -> None:

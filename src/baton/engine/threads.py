@@ -1,9 +1,10 @@
-"""Threads that nobody waits for, and interrupts that wait."""
+"""Threads that nobody waits for, one that stays, and interrupts that wait."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -52,6 +53,44 @@ def in_daemon_async(work: Callable[[], T]) -> asyncio.Future[T]:
 
     source.add_done_callback(done)
     return future
+
+
+class _Lasting(threading.Thread):
+    """Does what it is given, one thing after the other, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        super().__init__(name="baton-lasting", daemon=True)
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            self._work.get()()
+
+    def do(self, work: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(settle)
+        return future.result()
+
+
+_lasting: _Lasting | None = None
+
+
+def in_lasting(work: Callable[[], T]) -> T:
+    """Result of `work()` in a thread that does not end before the process does, unlike the
+    caller's perhaps."""
+    global _lasting
+    thread = _lasting
+    if thread is None or not thread.is_alive():  # the latter in a fork of this process
+        thread = _lasting = _Lasting()
+        thread.start()
+    return thread.do(work)
 
 
 class Interrupts:
