@@ -64,6 +64,9 @@ _LISTENING: set[State] = {"ready", "unresponsive", "draining"}
 MAX_RESTARTS = 3
 RESTART_WINDOW = 600.0
 
+#: Number of a question for stats whose answer is for the watcher only.
+PULSE = -1
+
 #: Messages of the engine, each a step's outputs, that are delivered before streams go on.
 AT_ONCE = 8
 
@@ -243,15 +246,25 @@ class AsyncEngine:
         self._fail_all(Unavailable(reason, retry_after=10.0))
 
     async def _watch(self) -> None:
-        """Ask a silent engine for a sign of life, and say when it gives none."""
+        """Look at the engine's pulse, for ever: a look that fails says nothing about the engine,
+        so it is logged, and the next one comes later."""
         while True:
             await asyncio.sleep(min(INTERVAL, self._pulse.patience) / 10)
-            if self.state in _LISTENING and self._pulse.ask():
-                self._child.send(AskStats(-1))  # nobody waits for what it says
-            if self.state == "ready" and self._pulse.lost:
-                self._reason = f"no sign of life from the engine for {self._pulse.patience:.0f} s"
-                self.state = "unresponsive"
-                log.error("%s", self._reason)
+            try:
+                self._look()
+            except Exception:
+                log.exception("could not see whether the engine answers; trying again")
+                await asyncio.sleep(INTERVAL)
+
+    def _look(self) -> None:
+        """Ask the engine for a sign of life now and then, and say when it gives none."""
+        if self.state in _LISTENING and self._pulse.due:
+            self._child.send(AskStats(PULSE))
+            self._pulse.asked()
+        if self.state == "ready" and self._pulse.lost:
+            self._reason = f"no sign of life from the engine for {self._pulse.patience:.0f} s"
+            self.state = "unresponsive"
+            log.error("%s", self._reason)
 
     def _heard(self) -> None:
         self._pulse.heard()
@@ -322,6 +335,7 @@ class AsyncEngine:
         elif isinstance(message, Accepted | Rejected):
             self._answer(message)
         elif isinstance(message, StatsReply):
+            self._pulse.longest_step = message.stats.longest_step
             future = self._stats.get(message.number)
             if future is not None and not future.done():
                 future.set_result(message.stats)
