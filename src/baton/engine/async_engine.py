@@ -195,6 +195,12 @@ class AsyncEngine:
         finally:
             self._stats.pop(number, None)
 
+    async def dead(self) -> str:
+        """Wait until the engine has died and is not started again; returns why."""
+        assert self._supervisor is not None, "it has started"
+        await asyncio.wait({self._supervisor})
+        return self._reason
+
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait up to `timeout` seconds for the running ones."""
         if self.state in ("ready", "unresponsive", "restarting"):
@@ -297,8 +303,11 @@ class AsyncEngine:
         while True:
             now = time.monotonic()
             self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW] + [now]
-            if self.state == "draining" or len(self._restarts) > MAX_RESTARTS:
-                raise Unavailable(f"{died}; restart the server")
+            if self.state == "draining":
+                raise Unavailable(f"{died} while the server was shutting down")
+            if len(self._restarts) > MAX_RESTARTS:
+                often = f"{MAX_RESTARTS} times in {RESTART_WINDOW / 60:.0f} minutes"
+                raise Unavailable(f"{died}, and has been started again {often} already")
             self._refuse("restarting", f"{died}; it is being restarted, try again shortly")
             await self._child.stop()
             try:
