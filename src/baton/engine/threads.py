@@ -97,14 +97,18 @@ class Interrupts:
     """Holds a Ctrl-C back while work is half done that must not be.
 
     Inside `with Interrupts() as interrupts:` it only shows when `interrupts.check()` is called,
-    or at the end of the block. Elsewhere than in the main thread there is nothing to hold back.
+    or at the end of the block. Elsewhere than in the main thread there is nothing to hold back. Of
+    blocks inside one another the outermost holds, and every `check()` is its own.
     """
 
     def __init__(self) -> None:
         self._came: tuple[int, FrameType | None] | None = None
+        self._around: Interrupts | None = None
 
     def check(self) -> None:
         """Handle an interrupt that has come, by raising KeyboardInterrupt as a rule."""
+        if self._around is not None:
+            return self._around.check()
         came, self._came = self._came, None
         if came is not None and callable(self._previous):
             self._previous(*came)
@@ -114,6 +118,9 @@ class Interrupts:
         self._held = threading.current_thread() is threading.main_thread() and callable(
             self._previous
         )
+        around = getattr(self._previous, "__self__", None)
+        if self._held and isinstance(around, Interrupts):
+            self._around, self._held = around, False
         if self._held:
             signal.signal(signal.SIGINT, self._hold)
         return self
