@@ -10,7 +10,7 @@ the others were routed.
 
 With few tokens per expert the weights are the 64-wide side of the tensor core instruction and
 tokens the narrow side (operands swapped), so tiles of 16 tokens waste nothing but registers.
-Weights come through TMA, several tiles ahead.
+Weights come through TMA, several tiles ahead. On Hopper that form is `moe_hopper`'s.
 
 Experts that every token visits (`common`) are further tiles of the same launches: alone they
 would fill few SMs with a decode step's tokens, and wait for one another.
