@@ -87,7 +87,19 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
         for out in outputs:
             if out.request_id.startswith("long") and out.token_ids:
                 first[out.request_id] = time.perf_counter() - begin
-    gaps.sort()
+    return summary(llm, options, core.stats().steps - steps, alone, sorted(gaps), [*first.values()])
+
+
+def summary(
+    llm: LLM,
+    options: argparse.Namespace,
+    steps: int,
+    alone: list[float],
+    gaps: list[float],
+    first: list[float],
+) -> dict[str, Any]:
+    """What is printed and kept. Seconds: gaps between tokens of a decode `alone` and beside the
+    prompts (ascending), and until each prompt's first token."""
     cuda = llm.config.device == "cuda"
     return {
         "model": options.model,
@@ -99,8 +111,8 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, Any]:
         "decodes": options.decodes,
         "gap_count": len(gaps),
         "step_time": options.step_time,
-        "steps": core.stats().steps - steps,
-        "seconds_to_first_tokens": [round(value, 3) for value in first.values()],
+        "steps": steps,
+        "seconds_to_first_tokens": [round(value, 3) for value in first],
         "gap_alone_ms": round(statistics.median(alone) * 1e3, 2) if alone else None,
         "gap_ms": {
             name: round(at(gaps, share) * 1e3, 2) if gaps else None

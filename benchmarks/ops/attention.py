@@ -187,23 +187,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="write results as JSON")
     parser.add_argument("--only", default="copies,decode_gqa,decode_mla,prefill")
-    parser.add_argument("--mixes", help="of lengths in decode: " + ", ".join(MIXES))
+    parser.add_argument(
+        "--mixes", default=",".join(MIXES), help="of lengths in decode (default: %(default)s)"
+    )
     parser.add_argument("--sweep", action="store_true", help="also try other launch shapes")
     options = parser.parse_args()
-    if options.mixes:
-        chosen = options.mixes.split(",")
-        if unknown := set(chosen) - set(MIXES):
-            parser.error(f"--mixes {','.join(sorted(unknown))}: not one of {', '.join(MIXES)}")
-        for name in set(MIXES) - set(chosen):
-            del MIXES[name]
+    chosen = options.mixes.split(",")
+    if unknown := set(chosen) - set(MIXES):
+        parser.error(f"--mixes {','.join(sorted(unknown))}: not one of {', '.join(MIXES)}")
+    mixes = {name: lengths for name, lengths in MIXES.items() if name in chosen}
     torch.manual_seed(0)
     parts: dict[str, list[Callable[[], None]]] = {
         "copies": [copies],
         "decode_gqa": [
-            lambda: decode_gqa(HY3, "hy3", options.sweep),
-            lambda: decode_gqa(HY3_TP8, "hy3 tp8", options.sweep),
+            lambda: decode_gqa(HY3, "hy3", mixes, options.sweep),
+            lambda: decode_gqa(HY3_TP8, "hy3 tp8", mixes, options.sweep),
         ],
-        "decode_mla": [lambda: decode_mla(MOONLIGHT, "moonlight", options.sweep)],
+        "decode_mla": [lambda: decode_mla(MOONLIGHT, "moonlight", mixes, options.sweep)],
         "prefill": [
             lambda: prefill(HY3, "hy3"),
             lambda: prefill(MOONLIGHT, "moonlight"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,15 @@ from attention_common import (
 from baton.attention.backend import ATTENTION
 from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
 from baton.core.forward import ForwardBatch
+from baton.ops.triton import decode_gqa as gqa
+from baton.ops.triton import decode_mla as mla
+from baton.ops.triton import split
+from baton.ops.triton.decode_mla import MLALaunch
+from baton.ops.triton.split import TaskMap, Workspace, task_map
 
-MIXES = {
+#: context lengths of the sequences that decode together, by name
+Mixes = dict[str, list[int]]
+MIXES: Mixes = {
     "1x1K": [K],
     "16x1K": [K] * 16,
     "64x1K": [K] * 64,
@@ -68,58 +76,67 @@ def reference_decode(
     return torch.stack(outs)
 
 
-def decode_gqa(spec: GQASpec, title: str, sweep: bool) -> None:
-    from baton.ops.triton.decode_gqa import decode_gqa as kernel
-    from baton.ops.triton.split import TaskMap, Workspace, task_map
-
+def decode_gqa(spec: GQASpec, title: str, mixes: Mixes, sweep: bool) -> None:
+    """Every mix, and the time to plan the last one."""
     backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
-    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
-    for shape, lengths in MIXES.items():
+    for shape, lengths in mixes.items():
         batch, num_pages = decode_batch(lengths)
-        size = sum(lengths) * spec.kv_shape.width * 2
-        views = layers(spec, num_pages, sets_for(size))
-        count = len(lengths)
-        q = torch.randn(count, spec.num_heads, spec.head_dim, device=CUDA, dtype=BF16)
-        limit = size / BANDWIDTH * 1e3
-        want = reference_decode(spec, views[0], batch, q)
-        plan = backend.plan_decode(batch, range(count), PAGE)
-        error = difference(backend.decode_gqa(plan, views[0], q), want)
-        ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
-        report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
-
-        def run(view: Any, shares: TaskMap, space: Workspace, static: int = 0) -> torch.Tensor:
-            key, value = view.paged()
-            return kernel(
-                q, key, value, batch.pages, shares, space, spec.scale, backend._gqa, static
-            )[0]
-
-        def mapped(programs: int, **options: int) -> tuple[TaskMap, Workspace]:
-            space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
-            size = backend._gqa.tile, spec.num_kv_heads
-            return task_map(batch.positions, *size, programs, **options), space
-
-        pieces = max(1, min(max(lengths) // PAGE, backend.programs // (count * spec.num_kv_heads)))
-        slots = count * spec.num_kv_heads * pieces
-        space = Workspace.make(slots, backend._gqa.rows, spec.head_dim, CUDA)
-        error = difference(run(views[0], plan.shares, space, pieces), want)
-        ms = graph_ms([lambda v=v: run(v, plan.shares, space, pieces) for v in views])
-        report(title, shape, f"static /{pieces}", ms, limit, error=error, TBps=size / ms / 1e9)
-        if sweep:
-            for residents in (1, 2, 3, 4):
-                how = mapped(cores * residents)
-                ms = graph_ms([lambda v=v: run(v, *how) for v in views])
-                report(title, shape, f"  {residents} per SM", ms, limit)
-            for option in ({"least": 2}, {"least": 4}, {"slack": 2}, {"slack": 8}):
-                how = mapped(backend.programs, **option)
-                ms = graph_ms([lambda v=v: run(v, *how) for v in views])
-                name = " ".join(f"{k} {v}" for k, v in option.items())
-                report(title, shape, f"  {name}", ms, limit)
-        peer_flashinfer(spec, title, shape, batch, views, q, limit)
-        del views
-        peer_fa3_gqa(spec, title, shape, lengths, q, limit)
+        gqa_mix(spec, title, shape, lengths, batch, num_pages, backend, sweep)
         torch.cuda.empty_cache()
-    ms = graph_ms([lambda: backend.plan_decode(batch, range(count), PAGE)] * 16)
+    ms = graph_ms([lambda: backend.plan_decode(batch, range(len(lengths)), PAGE)] * 16)
     report(title, shape, "plan, per step", ms, 0.0)
+
+
+def gqa_mix(
+    spec: GQASpec,
+    title: str,
+    shape: str,
+    lengths: list[int],
+    batch: ForwardBatch,
+    num_pages: int,
+    backend: Any,
+    sweep: bool,
+) -> None:
+    size, count = sum(lengths) * spec.kv_shape.width * 2, len(lengths)
+    views = layers(spec, num_pages, sets_for(size))
+    q = torch.randn(count, spec.num_heads, spec.head_dim, device=CUDA, dtype=BF16)
+    limit = size / BANDWIDTH * 1e3
+    want = reference_decode(spec, views[0], batch, q)
+    plan = backend.plan_decode(batch, range(count), PAGE)
+    error = difference(backend.decode_gqa(plan, views[0], q), want)
+    ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
+    report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
+
+    def run(view: Any, shares: TaskMap, space: Workspace, static: int = 0) -> torch.Tensor:
+        key, value = view.paged()
+        return gqa.decode_gqa(
+            q, key, value, batch.pages, shares, space, spec.scale, backend._gqa, static
+        )[0]
+
+    def mapped(programs: int, **options: int) -> tuple[TaskMap, Workspace]:
+        space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
+        size = backend._gqa.tile, spec.num_kv_heads
+        return task_map(batch.positions, *size, programs, **options), space
+
+    pieces = max(1, min(max(lengths) // PAGE, backend.programs // (count * spec.num_kv_heads)))
+    slots = count * spec.num_kv_heads * pieces
+    space = Workspace.make(slots, backend._gqa.rows, spec.head_dim, CUDA)
+    error = difference(run(views[0], plan.shares, space, pieces), want)
+    ms = graph_ms([lambda v=v: run(v, plan.shares, space, pieces) for v in views])
+    report(title, shape, f"static /{pieces}", ms, limit, error=error, TBps=size / ms / 1e9)
+    if sweep:
+        cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+        tries: list[tuple[str, int, dict[str, int]]]
+        tries = [(f"{n} per SM", cores * n, {}) for n in (1, 2, 3, 4)]
+        for name, value in (("least", 2), ("least", 4), ("slack", 2), ("slack", 8)):
+            tries.append((f"{name} {value}", backend.programs, {name: value}))
+        for name, programs, options in tries:
+            how = mapped(programs, **options)
+            ms = graph_ms([lambda v=v: run(v, *how) for v in views])
+            report(title, shape, f"  {name}", ms, limit)
+    peer_flashinfer(spec, title, shape, batch, views, q, limit)
+    del views
+    peer_fa3_gqa(spec, title, shape, lengths, q, limit)
 
 
 def peer_flashinfer(
@@ -184,64 +201,84 @@ def peer_fa3_gqa(
         failed(title, shape, "FA3 contiguous", error)
 
 
-def decode_mla(spec: MLASpec, title: str, sweep: bool) -> None:
-    from baton.ops.triton import split
-    from baton.ops.triton.decode_mla import MLALaunch
-    from baton.ops.triton.decode_mla import decode_mla as kernel
-    from baton.ops.triton.split import Workspace, task_map
-
+def decode_mla(spec: MLASpec, title: str, mixes: Mixes, sweep: bool) -> None:
+    """Every mix."""
     backend: Any = ATTENTION.get("triton")(AttentionNeed(spec, BF16, CUDA))
-    cores, kept = torch.cuda.get_device_properties(CUDA).multi_processor_count, split.COMBINERS
-    width = spec.latent_dim + spec.rope_dim
     up = torch.randn(
         spec.num_heads, spec.nope_dim + spec.value_dim, spec.latent_dim, device=CUDA, dtype=BF16
     ) / spec.latent_dim**0.5  # fmt: skip
-    for shape, lengths in MIXES.items():
-        batch, num_pages = decode_batch(lengths)
-        size, count = sum(lengths) * width * 2, len(lengths)
-        views = layers(spec, num_pages, sets_for(size))
-        q = torch.randn(count, spec.num_heads, width, device=CUDA, dtype=BF16)
-        limit = max(
-            size / BANDWIDTH,
-            2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
-        ) * 1e3  # fmt: skip
-        want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
-        tries: list[tuple[str, MLALaunch, int]] = [("task map", backend._mla, kept)]
-        if sweep and spec.num_heads <= 16:
-            tries += [
-                ("  no slack", replace(backend._mla, slack=-1), kept),
-                ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
-                ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),
-                *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
-            ]
-        for name, config, split.COMBINERS in tries:
-            programs = cores * config.residents
-            space = Workspace.make(2 * programs, config.rows, spec.latent_dim, CUDA)
-            blocks = -(-spec.num_heads // config.rows)
-            shares = task_map(
-                batch.positions, config.tile, blocks, programs, None, config.least, config.slack
-            )
-
-            def run(view: Any, c=config, s=shares, w=space) -> torch.Tensor:
-                return kernel(
-                    q[..., : spec.latent_dim], q[..., spec.latent_dim :], view.paged()[0],
-                    batch.pages, s, w, spec.scale, c,
-                )[0]  # fmt: skip
-
-            try:
-                error = difference(run(views[0]), want)
-                ms = graph_ms([lambda v=v: run(v) for v in views])
-                report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
-            except Exception as problem:
-                failed(title, shape, name, problem)
-        split.COMBINERS = kept
-        plan = backend.plan_decode(batch, range(count), PAGE)
-        whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
-        ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])
-        report(title, shape, "with absorbing", ms, limit)
-        del views
-        peer_fa3_mla(spec, title, shape, lengths, q, limit)
+    for shape, lengths in mixes.items():
+        mla_mix(spec, title, shape, lengths, backend, up, sweep)
         torch.cuda.empty_cache()
+
+
+def mla_mix(
+    spec: MLASpec,
+    title: str,
+    shape: str,
+    lengths: list[int],
+    backend: Any,
+    up: torch.Tensor,
+    sweep: bool,
+) -> None:
+    batch, num_pages = decode_batch(lengths)
+    width, count = spec.latent_dim + spec.rope_dim, len(lengths)
+    size = sum(lengths) * width * 2
+    views = layers(spec, num_pages, sets_for(size))
+    q = torch.randn(count, spec.num_heads, width, device=CUDA, dtype=BF16)
+    limit = max(
+        size / BANDWIDTH,
+        2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
+    ) * 1e3  # fmt: skip
+    want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
+    kept = split.COMBINERS
+    for name, launch, combiners in mla_tries(spec, backend, sweep):
+        split.COMBINERS = combiners  # read at each launch
+        run = mla_call(spec, batch, q, launch)
+        try:
+            error = difference(run(views[0]), want)
+            ms = graph_ms([lambda v=v: run(v) for v in views])
+            report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
+        except Exception as problem:
+            failed(title, shape, name, problem)
+    split.COMBINERS = kept
+    plan = backend.plan_decode(batch, range(count), PAGE)
+    whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
+    ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])
+    report(title, shape, "with absorbing", ms, limit)
+    del views
+    peer_fa3_mla(spec, title, shape, lengths, q, limit)
+
+
+def mla_tries(spec: MLASpec, backend: Any, sweep: bool) -> list[tuple[str, MLALaunch, int]]:
+    """Names, launches and numbers of combiners: what serves, and with `sweep` others."""
+    kept = split.COMBINERS
+    tries: list[tuple[str, MLALaunch, int]] = [("task map", backend._mla, kept)]
+    if sweep and spec.num_heads <= 16:
+        tries += [
+            ("  no slack", replace(backend._mla, slack=-1), kept),
+            ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
+            ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),
+            *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
+        ]
+    return tries
+
+
+def mla_call(
+    spec: MLASpec, batch: ForwardBatch, q: torch.Tensor, launch: MLALaunch
+) -> Callable[[Any], torch.Tensor]:
+    """The kernel on a layer's view, planned for `launch`."""
+    cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
+    programs = cores * launch.residents
+    space = Workspace.make(2 * programs, launch.rows, spec.latent_dim, CUDA)
+    shares = task_map(
+        batch.positions, launch.tile, -(-spec.num_heads // launch.rows), programs, None,
+        launch.least, launch.slack,
+    )  # fmt: skip
+    moved, turned = q[..., : spec.latent_dim], q[..., spec.latent_dim :]
+    return lambda view: mla.decode_mla(
+        moved, turned, view.paged()[0], batch.pages, shares, space, spec.scale, launch
+    )[0]
 
 
 def peer_fa3_mla(

@@ -4,16 +4,18 @@
 
 Routing is uniform; every call of a measured graph has a routing of its own, so that L2 holds
 little of what the next one reads. Experts that every token visits are part of the grouped GEMMs
-("ours") or dense products before them ("dense shared"). The limit counts the weights of experts
-touched, tokens in and out, and the FLOPs, at the card's measured ceilings. `--sweep` times other
-tile shapes for each number of tokens and prints the best ones.
+("ours") or dense products before them ("dense shared"). With few tokens an expert on Hopper, "ours"
+is the persistent kernel and "triton" the one of other cards. The limit counts the weights of
+experts touched, tokens in and out, and the FLOPs, at the card's measured ceilings. `--sweep` times
+other tile shapes for each number of tokens and prints the best ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +23,11 @@ import torch
 import torch.nn.functional as F
 from timing import Table, attempt, relative_error
 
+from baton.ops.activation import silu_mul
 from baton.ops.moe import dense_mlp
-from baton.ops.triton import moe, moe_library
+from baton.ops.triton import moe, moe_hopper
+from baton.ops.triton.align import align
+from baton.ops.triton.combine import Products
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
 #: (routed experts, top k, shared experts, hidden, intermediate)
@@ -32,6 +37,21 @@ SHAPES = {
     "qwen3": (128, 8, 0, 2048, 768),
 }
 TOKENS = "1,4,16,64,256,1024,4096,16384"
+
+
+@contextmanager
+def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(where, name)
+    setattr(where, name, value)
+    try:
+        yield
+    finally:
+        setattr(where, name, kept)
+
+
+def persistent(x: torch.Tensor, tiles: Tiles) -> bool:
+    """Whether these tiles are the persistent kernel's here."""
+    return moe.hopper(x.device) and moe_hopper.takes(x, tiles)
 
 
 def vllm_experts() -> Callable[..., torch.Tensor] | None:
@@ -102,8 +122,12 @@ class Case:
         ).sum()
 
     def grouped_mm(self, x, experts, weights, gate_up, down) -> torch.Tensor:
-        """PyTorch's grouped GEMM."""
-        return moe_library.products(x, experts, weights, gate_up, down).sum()
+        """PyTorch's grouped GEMM: tokens are copied into expert order, SiLU is a kernel apart."""
+        plan = align(experts, gate_up.shape[0], 1)
+        rows = x.index_select(0, plan.rows.div(experts.shape[1], rounding_mode="floor"))
+        middle = silu_mul(torch._grouped_mm(rows, gate_up.transpose(1, 2), offs=plan.ends))
+        y = torch._grouped_mm(middle, down.transpose(1, 2), offs=plan.ends)
+        return Products(y, weights, plan.place).sum()
 
 
 def measure(table: Table, name: str, case: Case, tokens: int) -> None:
@@ -114,6 +138,9 @@ def measure(table: Table, name: str, case: Case, tokens: int) -> None:
     want = reference(x, experts, weights, case.gate_up, case.down, some)
     wrong = relative_error(out[some], want)
     times: dict[str, float | str] = {"ours": attempt(case.calls(case.ours, inputs))}
+    if persistent(x, tiles_for(tokens * case.top_k, case.count, True, 2)):
+        with replaced(moe, "hopper", lambda _: False):
+            times["triton"] = attempt(case.calls(case.ours, inputs))
     if case.common:
         times["dense shared"] = attempt(case.calls(case.dense, inputs))
     if tokens >= 256:
@@ -142,29 +169,53 @@ def candidates(tokens: int, case: Case, gated: bool) -> list[Tiles]:
     return made
 
 
+def rings(m: int, gated: bool) -> list[moe_hopper.Ring]:
+    """Rings of the persistent kernel that fit the shared memory."""
+    made = []
+    for n, k, warps, residents in itertools.product((64, 128), (64, 128), (4, 8), (1, 2)):
+        stage = (m + n * (2 if gated else 1)) * k * 2
+        stages = min((227_000 // residents - m * n * 2) // stage, 8)
+        if stages >= 2 and n >= 16 * warps:
+            made.append(moe_hopper.Ring(n, k, stages, warps, residents))
+    return made
+
+
+def variants(tokens: int, case: Case, x: torch.Tensor, gated: bool) -> list[tuple[Any, Any]]:
+    """Shapes to try for a GEMM, each with what puts it in place."""
+    tiles = tiles_for(tokens * case.top_k, case.count, gated, 2)
+    if persistent(x, tiles):
+        table, key = moe_hopper.RINGS, (tiles.m, gated)
+        return [
+            (r, replaced(moe_hopper, "RINGS", {**table, key: r})) for r in rings(tiles.m, gated)
+        ]
+    chosen, made = moe.tiles_for, []
+    for tiles in candidates(tokens, case, gated):
+
+        def pick(pairs, experts, gated, itemsize, side=gated, tiles=tiles):
+            return tiles if gated == side else chosen(pairs, experts, gated, itemsize)
+
+        made.append((tiles, replaced(moe, "tiles_for", pick)))
+    return made
+
+
 def sweep(table: Table, name: str, case: Case, tokens: int) -> None:
-    """Each GEMM's tiles varied alone, whole call timed."""
-    inputs, chosen = case.inputs(tokens), moe.tiles_for
+    """Each GEMM's shapes varied alone, whole call timed."""
+    inputs = case.inputs(tokens)
     for gated in (True, False):
-        found: list[tuple[float, Tiles]] = []
-        for tiles in candidates(tokens, case, gated):
-
-            def pick(pairs, experts, gated, itemsize, side=gated, tiles=tiles):
-                return tiles if gated == side else chosen(pairs, experts, gated, itemsize)
-
-            moe.tiles_for = pick
-            time = attempt(case.calls(case.ours, inputs), repeats=5)
+        found: list[tuple[float, Any]] = []
+        for shape, in_place in variants(tokens, case, inputs[0][0], gated):
+            with in_place:
+                time = attempt(case.calls(case.ours, inputs), repeats=5)
             if not isinstance(time, str):
-                found.append((time, tiles))
-        moe.tiles_for = chosen
+                found.append((time, shape))
         base = attempt(case.calls(case.ours, inputs), repeats=5)
         part = "gate-up" if gated else "down"
         shown = base if isinstance(base, str) else f"{base * 1e6:.1f} us"
-        print(f"sweep {name} T={tokens} {part}: the table's tiles {shown}")
-        for time, tiles in sorted(found, key=lambda pair: pair[0])[:3]:
-            print(f"    {time * 1e6:9.1f} us  {tiles}", flush=True)
+        print(f"sweep {name} T={tokens} {part}: the table's {shown}")
+        for time, shape in sorted(found, key=lambda pair: pair[0])[:3]:
+            print(f"    {time * 1e6:9.1f} us  {shape}", flush=True)
             row = {"name": f"sweep {name} T={tokens} {part}", "us": time * 1e6}
-            table.rows.append({**row, "tiles": str(tiles)})
+            table.rows.append({**row, "tiles": str(shape)})
 
 
 def main() -> None:

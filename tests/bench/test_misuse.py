@@ -25,7 +25,7 @@ from baton.bench.report.document import (
 )
 from baton.bench.report.page import page
 from baton.bench.report.write import SUMMARY, keep_others
-from baton.bench.runfile import RunFileError, RunWriter, make_folder, read_run, write_run
+from baton.bench.runfile import RunFileError, RunWriter, make_folder, read_run
 from baton.bench.slo.disk import OtherSearch, kept
 from baton.bench.slo.level import Goal
 from baton.bench.slo.search import Plan, search
@@ -36,6 +36,7 @@ from baton.bench.workload.shapes import Point, fixed, grid, mixed
 from baton.cli.app import main
 from baton.core.errors import ConfigError
 from helpers.planted import engine
+from helpers.runs import write_run
 
 GOAL = Goal(slo=Slo(ttft=1.0, tpot=0.04))
 URL = "http://127.0.0.1:1"

@@ -32,12 +32,12 @@ from baton.bench.report.page import page
 from baton.bench.report.subject import Part, Subject, read_subject, report
 from baton.bench.report.words import Numbers
 from baton.bench.report.write import write
-from baton.bench.runfile import write_run
 from baton.bench.slo.disk import kept
 from baton.bench.slo.level import Goal
 from baton.bench.slo.search import Plan, search
 from baton.core.errors import ConfigError
 from helpers.planted import engine, planted
+from helpers.runs import write_run
 
 GOAL = Goal(slo=Slo(ttft=1.0, tpot=0.04))
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from baton.bench.record import SCHEMA, Load, Record, Run
-from baton.bench.runfile import CUT_SHORT, RunFileError, RunWriter, read_run, write_run
+from baton.bench.runfile import CUT_SHORT, RunFileError, RunWriter, read_run
+from helpers.runs import write_run
 
 
 def run() -> Run:

@@ -11,7 +11,7 @@ import pytest
 
 from baton.bench.metrics import Slo
 from baton.bench.record import Load, Record, Run
-from baton.bench.runfile import read_run, write_run
+from baton.bench.runfile import read_run
 from baton.bench.slo.disk import OtherSearch, kept
 from baton.bench.slo.level import Goal, condense
 from baton.bench.slo.loads import Point, five, front
@@ -20,6 +20,7 @@ from baton.bench.slo.saturation import saturated
 from baton.bench.slo.search import Found, Plan, search
 from baton.core.errors import ConfigError
 from helpers.planted import TPOT, TTFT, planted, queue, value
+from helpers.runs import write_run
 
 CAPACITY = 7.3
 GOAL = Goal(slo=Slo(ttft=TTFT, tpot=TPOT), attainment=0.95)

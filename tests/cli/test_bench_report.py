@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from baton.bench.record import Load, Run
-from baton.bench.runfile import write_run
 from baton.cli.app import main
 from baton.core.errors import BatonError, ConfigError
 from helpers.planted import engine
+from helpers.runs import write_run
 
 
 def stored(path: Path, **changes: float) -> Run:

@@ -155,21 +155,6 @@ def test_the_height_of_a_tile_changes_no_bit(experts_weights, shape) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 3000])
-def test_experts_of_the_library(experts_weights, tokens: int) -> None:
-    from baton.ops.triton import moe_library
-
-    count, top_k, hidden, inner = 64, 6, 512, 352
-    gate_up, down = experts_weights(count, hidden, inner, BF16)
-    x, shared = torch.randn(2, tokens, hidden, device="cuda", dtype=BF16)
-    experts = routing("skewed", tokens, count, top_k)
-    weights = torch.rand(tokens, top_k, device="cuda")
-    out = moe_library.products(x, experts, weights, gate_up, down, shared).sum()
-    some = sorted({0, tokens - 1, tokens // 2})
-    want = oracle(x, experts, weights, gate_up, down, shared, some)
-    assert error(out[some], want) < 1e-2
-
-
 @pytest.mark.parametrize("tokens", [3, 64, 900])
 def test_a_graph_follows_the_routing(experts_weights, tokens: int) -> None:
     """One capture serves any routing and any logits that its inputs hold at replay."""

@@ -21,7 +21,8 @@ from baton.core.kv import KVShape
 from baton.kv.format import make_views
 from baton.ops import activation, moe, norm, qkv, router
 from baton.ops.rope import Rotation
-from baton.ops.triton import sample
+from baton.ops.triton import moe as moe_kernels
+from baton.ops.triton import moe_hopper, sample
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
 from baton.ops.triton.decode_mla import decode_mla, mla_launch
 from baton.ops.triton.heads import head_products
@@ -73,10 +74,17 @@ def compiled_sizes() -> list[int]:
     return sorted({*chunks(MOST), *batch_buckets(BATCH)})
 
 
+@pytest.mark.parametrize("gluon", [False, True])
 @pytest.mark.parametrize("config, hidden", [(HY3, 4096), (MOONLIGHT, 2048), (QWEN3, 2048)], ids=str)
 def test_experts_at_every_number_of_tokens(
-    launched: set[str], config: MoEConfig, hidden: int
+    launched: set[str],
+    config: MoEConfig,
+    hidden: int,
+    gluon: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(moe_kernels, "hopper", lambda _: gluon)
+    monkeypatch.setattr(moe_hopper, "_multiprocessors", lambda _: 132)
     count = config.num_experts + config.shared_experts
     weight, bias = (empty(*s, dtype=torch.float32) for s in ((config.num_experts, hidden), (192,)))
     split = empty(3 * config.num_experts, hidden)
@@ -92,6 +100,7 @@ def test_experts_at_every_number_of_tokens(
         activation.silu_mul(empty(tokens, 2 * 1024))
 
     covered(launched, step, compiled_sizes(), range(1, MOST + 1))
+    assert any("_grouped_gemm_hopper" in name for name in launched) == gluon
 
 
 def test_heads_at_every_number_of_tokens(launched: set[str]) -> None:

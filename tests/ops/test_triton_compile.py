@@ -104,6 +104,7 @@ def test_map_and_combine(dim: int, heads: int, block_heads: int, batch: int) -> 
     constants = {
         "heads": heads, "BLOCK_HEADS": block_heads, "R": 16, "D": dim, "HEADS": together,
         "COLUMNS": columns, "PIECES": pieces, "STAGES": stages, "TILE": 64, "STATIC": 0,
+        "MOST": 256,
     }  # fmt: skip
     found = compile_sm90(split._combine_kernel, args, constants, SMALL)
     assert found.count("LDGSTS.E.BYPASS.128") >= 8  # on their way at once

@@ -8,9 +8,20 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import activation, align, combine, heads, moe, norm, qkv, router, sample
+from baton.ops.triton import (
+    activation,
+    align,
+    combine,
+    heads,
+    moe,
+    moe_hopper,
+    norm,
+    qkv,
+    router,
+    sample,
+)
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
-from helpers.sm90 import Compiled, compile_sm90
+from helpers.sm90 import Compiled, compile_sm90, gluon_descriptor
 
 SHARED = 227 * 1024  # bytes of shared memory that one program can have
 B, F, L = "*bf16", "*fp32", "*i64"
@@ -69,6 +80,42 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
     programs = 2 if pairs <= 20 * experts else 1
     assert made.shared <= SHARED // programs
     assert made.registers * 32 * tiles.warps <= 65536 // programs
+
+
+def hopper_gemm(width: int, inner: int, m: int, gated: bool, direct: bool) -> Compiled:
+    index, ring = L if direct else "*i32", moe_hopper.RINGS[m, gated]
+    unaligned = "pairs blocks count top_k routed x_stride"
+    w = gluon_descriptor(ring.n, ring.k)
+    return compile_sm90(
+        moe_hopper._grouped_gemm_hopper,
+        {
+            "x": B, "a": w if gated else gluon_descriptor(m, ring.k), "w": w, "out": B,
+            "rows": index, "experts": index, "ends": index, **ints(unaligned),
+        },
+        {
+            "N": width, "K": inner, "BM": m, "BN": ring.n, "BK": ring.k, "GROUP": 8,
+            "GATED": gated, "DIRECT": direct, "STAGES": ring.stages, "WARPS": ring.warps,
+        },
+        unaligned=tuple(unaligned.split()), num_warps=ring.warps,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("m, direct", [(16, True), (16, False), (32, False), (64, False)])
+@pytest.mark.parametrize("hidden, inner", [(4096, 1536), (2048, 1408), (2880, 720)])
+def test_grouped_gemm_of_hopper(hidden: int, inner: int, m: int, direct: bool, gated: bool) -> None:
+    size, ring = (inner, hidden) if gated else (hidden, inner), moe_hopper.RINGS[m, gated]
+    made = hopper_gemm(*size, m, gated, direct)
+    assert made.local == 0
+    steps = ring.k // 16 * -(-ring.n // (16 * ring.warps)) * (2 if gated else 1)
+    assert made.count("HGMMA") == steps
+    assert made.count("LDGSTS.E.BYPASS.128") == made.count("LDGSTS")
+    assert (made.count("LDGSTS") > 0) == gated
+    # The second GEMM asks for weights before it waits for the first one, and nobody else does.
+    assert made.count("ACQBULK") == 1
+    assert (made.first("UTMALDG") < made.first("ACQBULK")) == (not gated)
+    assert made.shared + 1024 <= 228 * 1024 // ring.residents
+    assert made.registers * 32 * ring.warps <= 65536 // ring.residents
 
 
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {

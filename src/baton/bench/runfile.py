@@ -106,14 +106,6 @@ def read_run(path: str | Path) -> Run:
     return run
 
 
-def write_run(path: str | Path, run: Run) -> None:
-    """Write a finished run whole."""
-    with RunWriter(Path(path), run) as out:
-        encode = msgspec.json.encode
-        out.lines(b"".join(encode(record) + b"\n" for record in run.records))
-        out.close(run)
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder for results, and see that files can be written there: better now than after an
     hour of runs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from baton.core.progress import Progress
 
 if TYPE_CHECKING:
     from baton.bench.report.document import Comparison, Document
+    from baton.bench.report.subject import Subject
 
 
 def register(group: typer.Typer) -> None:
@@ -69,7 +71,7 @@ def _report(
     Objectives are those of a search unless given. Runs of different workloads are refused: their
     difference would say nothing about the servers.
     """
-    from baton.bench.report.subject import read_subject, report
+    from baton.bench.report.subject import report
     from baton.bench.report.write import write
     from baton.bench.runfile import make_folder
 
@@ -77,12 +79,7 @@ def _report(
     # of one input it may be the own page; of several, a summary of searches would be lost
     if len(inputs) > 1 and folder.resolve() in {path.resolve() for path in inputs}:
         raise ConfigError(f"--out {folder} is one of those compared: its own summary would be lost")
-    subjects = []
-    with Progress("items") as shown:
-        for done, path in enumerate(inputs):
-            shown(done, len(inputs), "reading runs")
-            subjects.append(read_subject(path))
-        shown(len(inputs), len(inputs), "reading runs")
+    subjects = _read(inputs)
     names = ", ".join(path.stem or str(path) for path in inputs)
     goal = ResultFlags(ttft=ttft, tpot=tpot, e2e=e2e, attainment=attainment).goal()
     made, runs = report(subjects, title or f"Load on {names}", goal, allow_different)
@@ -99,6 +96,18 @@ def _report(
             out.print(line, style="yellow", markup=False, highlight=False)
     told = ", ".join(str(path) for path in written)
     errors.print(f"written: {told}", style="dim", markup=False)
+
+
+def _read(inputs: Sequence[Path]) -> list[Subject]:
+    from baton.bench.report.subject import read_subject
+
+    subjects = []
+    with Progress("items") as shown:
+        for done, path in enumerate(inputs):
+            shown(done, len(inputs), "reading runs")
+            subjects.append(read_subject(path))
+        shown(len(inputs), len(inputs), "reading runs")
+    return subjects
 
 
 def _print(made: Document, pair: Comparison) -> None:

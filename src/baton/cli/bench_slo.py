@@ -111,15 +111,9 @@ def _slo(
     every run, summary.json, loads.csv and report.html into --out; --resume goes on after an
     interruption. Exits with 3 when no load meets the objectives, or less than --require.
     """
-    result = section_of(ResultFlags, values)
-    goal = result.goal()
-    if goal is None:
-        raise ConfigError("no objective: give at least one of --ttft, --tpot, --e2e")
-    plan = section_of(SearchFlags, values).plan()
-    server = section_of(ServerFlags, values)
+    result, server = section_of(ResultFlags, values), section_of(ServerFlags, values)
+    goal, plan = _goal(result), section_of(SearchFlags, values).plan()
     folder = result.out or Path(f"slo-{datetime.now():%Y%m%d-%H%M%S}")
-    if result.steady:
-        raise ConfigError("--steady is for single runs: a search counts every request")
     if requests < 1:
         raise ConfigError(f"--requests must be at least 1, got {requests}")
     if require is not None and not 0 < require < math.inf:
@@ -142,6 +136,16 @@ def _slo(
     least = require or 0.0
     met = all(s.capacity is not None and s.capacity >= least for s in made.searches)
     raise typer.Exit(0 if met else NOT_MET)
+
+
+def _goal(result: ResultFlags) -> Goal:
+    """What a load must meet; ConfigError names flags that make no sense in a search."""
+    goal = result.goal()
+    if goal is None:
+        raise ConfigError("no objective: give at least one of --ttft, --tpot, --e2e")
+    if result.steady:
+        raise ConfigError("--steady is for single runs: a search counts every request")
+    return goal
 
 
 def _search(

@@ -123,12 +123,7 @@ def build_rank(
         meet: calls what joins the group of all ranks, which waits for every one of them.
     """
     config = prepared.config
-    device = torch.device(f"cuda:{rank}" if config.device == "cuda" else "cpu")
-    torch.set_num_threads(config.threads)
-    if device.type == "cpu":
-        keep_freed_memory()
-    else:
-        torch.cuda.set_device(device)
+    device = _device(config, rank)
 
     def join() -> Group:
         return make_group(rank, size, rendezvous, device)
@@ -160,6 +155,17 @@ def build_rank(
         runner.precompile()
     runner.capture()
     return Built(config, runner, held, fingerprint, group.close)
+
+
+def _device(config: EngineConfig, rank: int) -> torch.device:
+    """The rank's own, which this process uses from now on."""
+    torch.set_num_threads(config.threads)
+    if config.device != "cuda":
+        keep_freed_memory()
+        return torch.device("cpu")
+    device = torch.device(f"cuda:{rank}")
+    torch.cuda.set_device(device)
+    return device
 
 
 def fingerprint_of(prepared: Prepared, kv_shapes: Sequence[KVShape], tokenizer: str) -> Fingerprint:

@@ -65,7 +65,6 @@ class KVManager:
         self._freed: list[int] = []
         #: tokens and chain of the sequence before
         self._matched: tuple[list[int], list[bytes]] = ([], [b""])
-        self.evictions = 0
 
     @property
     def available(self) -> int:
@@ -186,6 +185,5 @@ class KVManager:
 
     def _evicted(self, page: int) -> None:
         self._index.remove(page)
-        self.evictions += 1
         if self._track_freed:
             self._freed.append(page)

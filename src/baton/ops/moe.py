@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Tokens from which experts that all of them visit are cheaper as dense products.
 SHARED_DENSE_FROM = 2048
-#: Tokens per expert, on average, from which PyTorch's grouped GEMM beats the fused kernels.
-LIBRARY_FROM = float("inf")
 
 
 def backend(gate_up: torch.Tensor, down: torch.Tensor) -> str:
@@ -123,11 +121,6 @@ def _products(
         shared = dense_mlp(x, gate_up[-common:], down[-common:])
         experts, weights = experts[:, :-common], weights[:, :-common]
         gate_up, down, common = gate_up[:-common], down[:-common], 0
-    mean = experts.numel() / gate_up.shape[0]
-    if x.dtype == torch.bfloat16 and mean >= LIBRARY_FROM:
-        from baton.ops.triton import moe_library
-
-        return moe_library.products(x, experts, weights, gate_up, down, shared)
     return kernels.products(x, experts, weights, gate_up, down, shared, common)
 
 

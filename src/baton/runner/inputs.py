@@ -32,6 +32,36 @@ class StepInputs:
 
 def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInputs:
     """One packed host-to-device copy; everything else is computed on the device."""
+    packed, sizes, sample_rows = _pack(rows)
+    parts = torch.split(upload(packed, slots.pages.device), sizes)
+    slot_t, length_t, row_t, offset_t, ids_t, sample_t, from_device = parts
+    if len(from_device):
+        # A row without host ids is one token long, so its token index is its end minus one.
+        where = length_t.cumsum(0)[from_device] - 1
+        ids_t = ids_t.index_copy(0, where, slots.read(slot_t[from_device]))
+    starts = slots.computed[slot_t]
+    positions = starts[row_t] + offset_t
+    width = max(-(-(row.start + row.length) // page_size) for row in rows)
+    pages = slots.pages[slot_t, :width]
+    flat = pages[row_t, positions // page_size] * page_size + positions % page_size
+    if slots.debug:
+        _check(rows, starts)
+        pages = _mask_unused(rows, pages, page_size)
+    batch = ForwardBatch(
+        query_lens=[row.length for row in rows],
+        context_lens=[row.start for row in rows],
+        positions=positions,
+        slots=flat,
+        pages=pages,
+    )
+    return StepInputs(ids_t, batch, slot_t, length_t, sample_rows, sample_t)
+
+
+def _pack(rows: Sequence[Row]) -> tuple[torch.Tensor, list[int], list[int]]:
+    """What only the host knows of `B` rows and their `T` tokens, as one int64 tensor: slots and
+    lengths `[B]`; each token's row, its offset in it, and its id, 0 where only the device knows it
+    `[T]`; tokens that are sampled from; rows whose id the device knows. Then the sizes of these
+    parts, and which rows sample."""
     count = len(rows)
     lengths = np.fromiter((row.length for row in rows), dtype=np.int64, count=count)
     ends = np.cumsum(lengths)
@@ -59,28 +89,7 @@ def build_inputs(rows: Sequence[Row], slots: Slots, page_size: int) -> StepInput
         ]
     )
     sizes = [count, count, total, total, total, len(sample_rows), len(on_device)]
-    parts = torch.split(upload(torch.from_numpy(packed), slots.pages.device), sizes)
-    slot_t, length_t, row_t, offset_t, ids_t, sample_t, from_device = parts
-    if on_device:
-        # A row without host ids is one token long, so its token index is its end minus one.
-        where = length_t.cumsum(0)[from_device] - 1
-        ids_t = ids_t.index_copy(0, where, slots.read(slot_t[from_device]))
-    starts = slots.computed[slot_t]
-    positions = starts[row_t] + offset_t
-    width = max(-(-(row.start + row.length) // page_size) for row in rows)
-    pages = slots.pages[slot_t, :width]
-    flat = pages[row_t, positions // page_size] * page_size + positions % page_size
-    if slots.debug:
-        _check(rows, starts)
-        pages = _mask_unused(rows, pages, page_size)
-    batch = ForwardBatch(
-        query_lens=[row.length for row in rows],
-        context_lens=[row.start for row in rows],
-        positions=positions,
-        slots=flat,
-        pages=pages,
-    )
-    return StepInputs(ids_t, batch, slot_t, length_t, sample_rows, sample_t)
+    return torch.from_numpy(packed), sizes, sample_rows
 
 
 def following(

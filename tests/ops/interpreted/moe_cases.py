@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from baton.config.model import MoEConfig
 from baton.ops import router as plain_router
-from baton.ops.triton import moe, moe_library, norm, router
+from baton.ops.triton import moe, norm, router
 from baton.ops.triton.align import align
 from baton.ops.triton.combine import Products
 
@@ -280,39 +280,3 @@ def test_useless_logits_still_choose_distinct_experts(name: str, value: float) -
     assert (chosen < config.num_experts).all()
     assert all(len(set(row)) == config.top_k for row in chosen.tolist())
     assert (shared == torch.arange(config.shared_experts) + config.num_experts).all()
-
-
-@pytest.mark.parametrize("case", ["same", "skewed", "uniform"])
-def test_grouped_gemm_of_the_library(case: str) -> None:
-    torch.manual_seed(0)
-    count, top_k, hidden, inner, tokens = 6, 3, 64, 32, 37
-    experts = choices(case, tokens, count, top_k)
-    weights = torch.rand(tokens, top_k)
-    x, shared = torch.randn(2, tokens, hidden).bfloat16()
-    gate_up = (torch.randn(count, 2 * inner, hidden) * hidden**-0.5).bfloat16()
-    down = (torch.randn(count, hidden, inner) * inner**-0.5).bfloat16()
-    out = moe_library.products(x, experts, weights, gate_up, down, shared).sum()
-    assert error(out, oracle(x, experts, weights, gate_up, down, shared)) < 2e-2
-
-
-def test_the_product_of_the_library_is_launched_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Products` reads weights while the kernel ahead runs, so that must not be their copy."""
-    count, top_k, hidden, inner, tokens = 6, 3, 64, 32, 37
-    weights = torch.rand(tokens, top_k + 1)
-    want = weights[:, :-1].clone()
-    done, product = [], torch._grouped_mm
-
-    def launch(*args, **kw) -> torch.Tensor:
-        done.append(1)
-        if len(done) == 2:
-            weights.fill_(-1.0)  # whoever copies them from here on is too late
-        return product(*args, **kw)
-
-    monkeypatch.setattr(torch, "_grouped_mm", launch)
-    x = torch.randn(tokens, hidden).bfloat16()
-    gate_up = torch.randn(count, 2 * inner, hidden).bfloat16()
-    down = torch.randn(count, hidden, inner).bfloat16()
-    experts = choices("uniform", tokens, count, top_k)
-    made = moe_library.products(x, experts, weights[:, :-1], gate_up, down)
-    assert len(done) == 2
-    assert torch.equal(made.weights, want)

@@ -27,6 +27,14 @@ def overlapping() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
+@cache
+def hopper(device: torch.device) -> bool:
+    """Whether kernels that are written for Hopper, in Gluon, run there."""
+    if INTERPRETED or device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
 @triton.jit
 def follow():
     """Behind this, all results of the kernel ahead are there, and the kernel behind may come up.

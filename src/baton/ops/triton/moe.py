@@ -10,13 +10,15 @@ the others were routed.
 
 With few tokens per expert the weights are the 64-wide side of the tensor core instruction and
 tokens the narrow side (operands swapped), so tiles of 16 tokens waste nothing but registers.
-Weights come through TMA, several tiles ahead.
+Weights come through TMA, several tiles ahead. On Hopper that form is `moe_hopper`'s.
 
 Experts that every token visits (`common`) are further tiles of the same launches: alone they
 would fill few SMs with a decode step's tokens, and wait for one another.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -25,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from baton.ops.triton.align import Alignment, align
 from baton.ops.triton.combine import Products
-from baton.ops.triton.common import dot, follow, overlapping
+from baton.ops.triton.common import dot, follow, hopper, overlapping
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 
 #: Up to this many (token, routed expert) pairs each gets a tile of its own: no alignment launch,
@@ -165,6 +167,16 @@ def supported(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> boo
     )
 
 
+def _kernel(x: torch.Tensor, tiles: Tiles) -> Callable[..., None]:
+    """What launches the GEMMs of these tiles."""
+    if hopper(x.device):
+        from baton.ops.triton import moe_hopper
+
+        if moe_hopper.takes(x, tiles):
+            return moe_hopper.gemm
+    return _gemm
+
+
 def products(
     x: torch.Tensor,
     experts: torch.Tensor,
@@ -191,8 +203,9 @@ def products(
     else:
         plan = align(experts, count, first.m, common)
     positions = plan.blocks * first.m
+    gemm = _kernel(x, first)
     middle = torch.empty(positions, inner, dtype=x.dtype, device=x.device)
-    _gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
+    gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
     y = torch.empty(positions, hidden, dtype=x.dtype, device=x.device)
-    _gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
+    gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
     return Products(y, weights, plan.place, shared, first.m if direct else 0, common)
