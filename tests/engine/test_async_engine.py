@@ -422,8 +422,9 @@ def test_a_request_id_that_comes_again_is_another_request(
             await old.cancel()
             stream = await engine.submit([5, 6, 7], params, request_id="a")
             await old.cancel()  # harmless, as it says
-            with pytest.raises(RequestError, match="in use"):
-                await engine.submit([5], SHORT, request_id="a")
+            if stream.answers.unfinished:  # all of it may have come with its acceptance
+                with pytest.raises(RequestError, match="in use"):
+                    await engine.submit([5], SHORT, request_id="a")
             outputs = [output async for output in stream]
             assert {output.request_id for output in outputs} == {"a"}
             for index in range(n):
