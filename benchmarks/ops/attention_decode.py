@@ -28,7 +28,7 @@ from baton.attention.spec import AttentionNeed, GQASpec, MLASpec
 from baton.core.forward import ForwardBatch
 from baton.ops.triton import decode_gqa as gqa
 from baton.ops.triton import decode_mla as mla
-from baton.ops.triton import split
+from baton.ops.triton import decode_mla_hopper, split
 from baton.ops.triton.decode_mla import MLALaunch
 from baton.ops.triton.split import TaskMap, Workspace, task_map
 
@@ -231,9 +231,10 @@ def mla_mix(
         2 * sum(lengths) * spec.num_heads * (width + spec.latent_dim) / FLOPS,
     ) * 1e3  # fmt: skip
     want = reference_decode(spec, views[0], batch, q)[..., : spec.latent_dim]
-    kept = split.COMBINERS
+    kept, supports = split.COMBINERS, decode_mla_hopper.supports
     for name, launch, combiners in mla_tries(spec, backend, sweep):
-        split.COMBINERS = combiners  # read at each launch
+        split.COMBINERS = combiners  # read at each launch, like the next
+        decode_mla_hopper.supports = (lambda *_: False) if name == IN_TRITON else supports
         run = mla_call(spec, batch, q, launch)
         try:
             error = difference(run(views[0]), want)
@@ -241,7 +242,7 @@ def mla_mix(
             report(title, shape, name, ms, limit, error=error, TBps=size / ms / 1e9)
         except Exception as problem:
             failed(title, shape, name, problem)
-    split.COMBINERS = kept
+    split.COMBINERS, decode_mla_hopper.supports = kept, supports
     plan = backend.plan_decode(batch, range(count), PAGE)
     whole = q[..., : spec.nope_dim + spec.rope_dim].contiguous()
     ms = graph_ms([lambda v=v: backend.decode_mla(plan, v, whole, up) for v in views])
@@ -250,12 +251,16 @@ def mla_mix(
     peer_fa3_mla(spec, title, shape, lengths, q, limit)
 
 
+IN_TRITON = "  in Triton"
+
+
 def mla_tries(spec: MLASpec, backend: Any, sweep: bool) -> list[tuple[str, MLALaunch, int]]:
     """Names, launches and numbers of combiners: what serves, and with `sweep` others."""
     kept = split.COMBINERS
     tries: list[tuple[str, MLALaunch, int]] = [("task map", backend._mla, kept)]
     if sweep and spec.num_heads <= 16:
         tries += [
+            (IN_TRITON, backend._mla, kept),
             ("  no slack", replace(backend._mla, slack=-1), kept),
             ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
             ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),

@@ -15,7 +15,6 @@ import torch
 from baton import LLM, SamplingParams
 from baton.config.options import EngineOptions
 from baton.core.errors import ConfigError, RequestError
-from baton.engine.threads import in_daemon
 
 BASE: dict[str, Any] = {
     "dtype": "float32",
@@ -213,29 +212,6 @@ def test_files_may_be_path_objects(tiny: Callable[[str], str], tmp_path: Path) -
         expected.write_text(json.dumps(llm.fingerprint.to_dict()))
     with LLM(EngineOptions.of(folder, **options, expect_fingerprint=expected)) as llm:
         assert llm.options.expect_fingerprint == str(expected)
-
-
-@pytest.mark.parametrize("nested", ["close", "generate", "score"])
-def test_a_call_inside_a_call_is_refused(nested: str, llm: LLM) -> None:
-    """In a thread of its own, which a deadlock would keep for ever."""
-    heard: list[str] = []
-
-    def progress(finished: int, total: int) -> None:
-        calls: dict[str, Callable[[], Any]] = {
-            "close": llm.close,
-            "generate": lambda: llm.generate([[5, 6]], ONE),
-            "score": lambda: llm.score([5, 6, 7]),
-        }
-        try:
-            calls[nested]()
-        except RequestError as error:
-            heard.append(str(error))
-
-    answered = in_daemon(lambda: llm.generate([[5, 6], [7, 8]], ONE, progress=progress))
-    assert [one.finished for one in answered.result(60)] == [True, True]
-    assert len(heard) == 2
-    assert "inside one of its calls" in heard[0]
-    assert llm.generate([[5, 6]], ONE)[0].finished, "in this thread, it is nobody's turn"
 
 
 def test_progress_may_end_a_call(llm: LLM) -> None:

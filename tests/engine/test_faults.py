@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,21 +106,6 @@ def test_a_chunk_that_fails_between_layers_fails_alone(
         assert [t for out in found["decode"] for t in out.token_ids] == alone
         assert llm.generate([long], SHORT)[0].completions[0].token_ids == after
         assert llm.stats().kv_pages_used == 0
-
-
-def test_threads_take_turns(tiny: Tiny) -> None:
-    middle = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
-    results: list[list[int]] = []
-    with LLM(tiny("llama"), **OPTIONS) as llm:
-        expected = ids(llm, middle)
-        threads = [
-            threading.Thread(target=lambda: results.append(ids(llm, middle))) for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert results == [expected] * 3
 
 
 def test_a_closed_llm_says_so(tiny: Tiny) -> None:

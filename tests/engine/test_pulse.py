@@ -28,13 +28,19 @@ def test_a_sign_of_life_is_owed_from_the_question_on(monkeypatch: pytest.MonkeyP
     made = Pulse(longest_step=5.0)
     assert made.patience == 45.0
     now += 9.9
-    assert not made.ask(), "it was heard not long ago"
+    assert not made.due, "it was asked not long ago"
     now += 0.1
-    assert made.ask()
-    assert not made.ask(), "one question at a time"
+    assert made.due
+    assert made.due, "nobody has asked yet"
+    made.asked()
+    assert not made.due, "one question at a time"
     now += 45.0
     assert not made.lost
     now += 0.1
+    assert made.lost
+    made.longest_step = 6.0
+    assert not made.lost, "a step may take longer, as is known by now"
+    now += 3.0
     assert made.lost
     made.heard()
     assert not made.lost
@@ -90,6 +96,47 @@ def test_a_stopped_process_is_not_ready_until_it_goes_on(
         assert 590 < len(found) <= 600, "what was open goes on"
 
     drive(tiny("llama"), monkeypatch, test)
+
+
+def test_the_bound_follows_the_cost_model(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a busy engine, which nobody needs to ask whether it is there."""
+
+    async def test(engine: AsyncEngine) -> None:
+        first = engine.info.longest_step
+        stream = await engine.submit([5, 6], LONG)
+        await until(lambda: engine._pulse.longest_step != first)
+        assert engine._pulse.longest_step > 0
+        assert engine._streams, "it was asked while it was busy"
+        await stream.cancel()
+        assert (await engine.stats()).longest_step == engine._pulse.longest_step
+
+    drive(tiny("llama"), monkeypatch, test)
+
+
+def test_a_look_that_fails_is_not_the_last_one(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(engine: AsyncEngine) -> None:
+        child: Any = engine._child
+        send, failed = child.send, 0
+
+        def fail_twice(message: ToEngine) -> None:
+            nonlocal failed
+            if isinstance(message, AskStats) and failed < 2:
+                failed += 1
+                raise OSError("broken on purpose")
+            send(message)
+
+        child.send = fail_twice
+        await until(lambda: failed == 2)
+        assert engine.state == "ready"
+        os.kill(engine.pid, signal.SIGSTOP)
+        await until(lambda: engine.state == "unresponsive")
+
+    drive(tiny("llama"), monkeypatch, test)
+    assert "broken on purpose" in caplog.text
 
 
 def test_an_unresponsive_process_that_dies_is_started_again(

@@ -150,6 +150,10 @@ class FakeEngine:
         self.totals.running = self.running
         return self.totals
 
+    async def dead(self) -> str:
+        await self.died.wait()
+        return self.reason
+
     async def drain(self, timeout: float) -> None:
         self.state = "draining"
         end = time.monotonic() + timeout

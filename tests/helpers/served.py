@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from helpers.proc import children
+
 
 @dataclass
 class Served:
@@ -37,13 +39,9 @@ class Served:
 
     def engine_pid(self) -> int:
         """The engine process: the server's child that runs `baton.engine.process`."""
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
-                command = status.with_name("cmdline").read_bytes()
-                if parent == self.process.pid and b"baton.engine.process" in command:
-                    return int(status.parent.name)
-        raise AssertionError("the server has no engine process")
+        found = children(self.process.pid, "baton.engine.process")
+        assert found, "the server has no engine process"
+        return found[0]
 
     def await_url(self, seconds: float = 60.0) -> None:
         """Read the port that the server chose from what it prints first."""

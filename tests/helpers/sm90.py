@@ -12,6 +12,8 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -28,6 +30,12 @@ class Hopper:
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
+
+
+def gluon_descriptor(rows: int, columns: int) -> str:
+    """The type of a Gluon descriptor of bfloat16 blocks."""
+    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+    return f"tensordesc<bf16[{rows},{columns}],{layout!r}>"
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,8 @@ def compile_sm90(
     signature = {n: args.get(n, "constexpr") for n in names}
     aligned = [n for n, t in args.items() if (t[0] == "*" or t[0] == "i") and n not in unaligned]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
-    source = ASTSource(
+    language = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = language(
         kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attrs
     )
     options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}

@@ -58,6 +58,7 @@ def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> 
     """Seconds and bytes as predicted now stay in their limits, but for a floor of one page or one
     layer. A chunk that goes by layers runs apart, so its bytes and tokens are its own."""
     draft, cost = scheduler._in_flight[-1][1], scheduler._cost
+    assert cost.predict(draft.features) <= scheduler.stats().longest_step + 1e-9
     whole = [row for row in plan.rows if row.layers is None]
     deep = [row for row in plan.rows if row.layers is not None]
     assert sum(len(row.tokens) for row in whole) <= config.max_num_batched_tokens

@@ -6,13 +6,15 @@ import msgspec
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """A snapshot. `running`, `waiting`, `kv_pages_used` and `kv_pages_cached` are gauges.
+    """A snapshot. `running`, `waiting`, `kv_pages_used`, `kv_pages_cached` and `longest_step` are
+    gauges.
 
     `prefix_queries` / `prefix_hits` count prompt tokens looked up / found at first scheduling.
     `kv_pages_used` are held by requests, `kv_pages_cached` are idle but reusable.
     `step_seconds` is device time, `host_seconds` the time of planning, launching and collecting.
     `graph_passes` / `eager_passes`: a step is one pass or two, and a part of a chunk that goes by
     layers is one more; through captured CUDA graphs, or kernel by kernel (on a CPU always).
+    `longest_step` is what a step can take at most, in seconds, by the cost model as it is now.
     """
 
     running: int = 0
@@ -35,3 +37,4 @@ class EngineStats(msgspec.Struct, kw_only=True):
     host_seconds: float = 0.0
     graph_passes: int = 0
     eager_passes: int = 0
+    longest_step: float = 0.0

@@ -64,6 +64,9 @@ _LISTENING: set[State] = {"ready", "unresponsive", "draining"}
 MAX_RESTARTS = 3
 RESTART_WINDOW = 600.0
 
+#: Number of a question for stats whose answer is for the watcher only.
+PULSE = -1
+
 #: Messages of the engine, each a step's outputs, that are delivered before streams go on.
 AT_ONCE = 8
 
@@ -192,6 +195,12 @@ class AsyncEngine:
         finally:
             self._stats.pop(number, None)
 
+    async def dead(self) -> str:
+        """Wait until the engine has died and is not started again; returns why."""
+        assert self._supervisor is not None, "it has started"
+        await asyncio.wait({self._supervisor})
+        return self._reason
+
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and wait up to `timeout` seconds for the running ones."""
         if self.state in ("ready", "unresponsive", "restarting"):
@@ -243,15 +252,25 @@ class AsyncEngine:
         self._fail_all(Unavailable(reason, retry_after=10.0))
 
     async def _watch(self) -> None:
-        """Ask a silent engine for a sign of life, and say when it gives none."""
+        """Look at the engine's pulse, for ever: a look that fails says nothing about the engine,
+        so it is logged, and the next one comes later."""
         while True:
             await asyncio.sleep(min(INTERVAL, self._pulse.patience) / 10)
-            if self.state in _LISTENING and self._pulse.ask():
-                self._child.send(AskStats(-1))  # nobody waits for what it says
-            if self.state == "ready" and self._pulse.lost:
-                self._reason = f"no sign of life from the engine for {self._pulse.patience:.0f} s"
-                self.state = "unresponsive"
-                log.error("%s", self._reason)
+            try:
+                self._look()
+            except Exception:
+                log.exception("could not see whether the engine answers; trying again")
+                await asyncio.sleep(INTERVAL)
+
+    def _look(self) -> None:
+        """Ask the engine for a sign of life now and then, and say when it gives none."""
+        if self.state in _LISTENING and self._pulse.due:
+            self._child.send(AskStats(PULSE))
+            self._pulse.asked()
+        if self.state == "ready" and self._pulse.lost:
+            self._reason = f"no sign of life from the engine for {self._pulse.patience:.0f} s"
+            self.state = "unresponsive"
+            log.error("%s", self._reason)
 
     def _heard(self) -> None:
         self._pulse.heard()
@@ -284,8 +303,11 @@ class AsyncEngine:
         while True:
             now = time.monotonic()
             self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW] + [now]
-            if self.state == "draining" or len(self._restarts) > MAX_RESTARTS:
-                raise Unavailable(f"{died}; restart the server")
+            if self.state == "draining":
+                raise Unavailable(f"{died} while the server was shutting down")
+            if len(self._restarts) > MAX_RESTARTS:
+                often = f"{MAX_RESTARTS} times in {RESTART_WINDOW / 60:.0f} minutes"
+                raise Unavailable(f"{died}, and has been started again {often} already")
             self._refuse("restarting", f"{died}; it is being restarted, try again shortly")
             await self._child.stop()
             try:
@@ -322,6 +344,7 @@ class AsyncEngine:
         elif isinstance(message, Accepted | Rejected):
             self._answer(message)
         elif isinstance(message, StatsReply):
+            self._pulse.longest_step = message.stats.longest_step
             future = self._stats.get(message.number)
             if future is not None and not future.done():
                 future.set_result(message.stats)

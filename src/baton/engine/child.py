@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import zmq.asyncio
 
 from baton.config.options import EngineOptions
 from baton.core.errors import Unavailable
+from baton.engine.folder import PrivateFolder
 from baton.engine.lifeline import how_it_ended, spawn
 from baton.engine.messages import EngineInfo, Fatal, FromEngine, Stop, ToEngine
 from baton.engine.threads import in_daemon_async
@@ -21,10 +21,7 @@ class EngineChild:
     """Spawns on construction; `ready()` comes next, and `stop()` on every path."""
 
     def __init__(self, options: EngineOptions) -> None:
-        # Mode 0700. The process removes it too when we are killed, hence the errors to ignore.
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="baton-engine-", ignore_cleanup_errors=True
-        )
+        self._folder = PrivateFolder("baton-engine-")
         self._context = zmq.asyncio.Context()
         # Connected, not bound, so that a message to a process that is not there (yet, or any
         # more) is queued: a bound socket without a peer would block.
@@ -32,13 +29,13 @@ class EngineChild:
         self._inbox = self._context.socket(zmq.PULL)
         for socket in (self._outbox, self._inbox):
             socket.set_hwm(0)  # nothing accepted is dropped; admission bounds what can queue
-        self._outbox.connect(f"ipc://{self._folder.name}/requests")
-        self._inbox.bind(f"ipc://{self._folder.name}/outputs")
+        self._outbox.connect(f"ipc://{self._folder.path}/requests")
+        self._inbox.bind(f"ipc://{self._folder.path}/outputs")
         self._inbox_now: Any = zmq.Socket.shadow(self._inbox.underlying)
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
         self._listens = False
-        self._process = spawn("baton.engine.process", self._folder.name, options=options)
+        self._process = spawn("baton.engine.process", self._folder.path, options=options)
         self._death = in_daemon_async(self._process.wait)
 
     @property
@@ -97,4 +94,4 @@ class EngineChild:
                 self._process.kill()
         await asyncio.wait({self._death})  # not awaited itself: cancelling us must not cancel it
         self._context.destroy(linger=0)
-        self._folder.cleanup()
+        self._folder.remove()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from baton.config.options import EngineOptions
 from baton.core.errors import Unavailable
 from baton.core.log import get_logger
 from baton.core.step import StepPlan, StepResult
+from baton.engine.folder import PrivateFolder
 from baton.engine.lifeline import how_it_ended, spawn
 from baton.engine.threads import in_daemon
 from baton.runner.probes import Probe
@@ -43,36 +43,32 @@ class Ranks:
 
     Args:
         tokenizer: digest of the tokenizer, "" without one.
-        parent: the folder to make the private one in, when not the system's.
+        parent: the private folder to make this one in, when not the system's.
     """
 
     def __init__(
         self, options: EngineOptions, tokenizer: str, size: int, parent: str | None = None
     ) -> None:
         self.size = size
-        # Mode 0700, and a short name, since the path of a socket may have 107 characters only.
-        # Workers whose engine is killed remove it too, hence the errors to ignore.
-        prefix = "baton-ranks-" if parent is None else "r-"
-        self.folder = tempfile.TemporaryDirectory(
-            prefix=prefix, dir=parent, ignore_cleanup_errors=True
-        )
+        # A short name, since the path of a socket may have 107 characters only.
+        self.folder = PrivateFolder("baton-ranks-" if parent is None else "r-", parent)
         self._context = zmq.Context()
         self._workers: list[subprocess.Popen[bytes]] = []
         self._plans: list[zmq.Socket[bytes]] = []
         self._replies = self._context.socket(zmq.PULL)
-        self._replies.bind(f"ipc://{self.folder.name}/replies")
+        self._replies.bind(f"ipc://{self.folder.path}/replies")
         for rank in range(1, size):
             socket = self._context.socket(zmq.PUSH)
             socket.set_hwm(0)
-            socket.connect(f"ipc://{self.folder.name}/{rank}")
+            socket.connect(f"ipc://{self.folder.path}/{rank}")
             self._plans.append(socket)
-            place = (str(rank), str(size), self.folder.name, tokenizer)
+            place = (str(rank), str(size), self.folder.path, tokenizer)
             self._workers.append(spawn("baton.engine.worker", *place, options=options))
 
     @property
     def rendezvous(self) -> str:
         """torch.distributed init method: a file in the private folder, so no port is needed."""
-        return f"file://{self.folder.name}/rendezvous"
+        return f"file://{self.folder.path}/rendezvous"
 
     def meet(self, join: Callable[[], T]) -> T:
         """`join()`, which waits for every rank, once all workers are about to call theirs."""
@@ -139,7 +135,7 @@ class Ranks:
                 worker.kill()
                 worker.wait()
         self._context.destroy(linger=0)
-        self.folder.cleanup()
+        self.folder.remove()
 
 
 class Executor:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
 import torch
 
 from baton.config.options import EngineOptions
-from baton.core.errors import ConfigError, RequestError, RequestFailed, Unavailable
-from baton.core.request import FinishReason, Output
+from baton.core.errors import ConfigError, RequestError
+from baton.core.request import Output
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.core.step import Scores
 from baton.engine.build import build_core, prepare, read_tokenizer
 from baton.engine.calls import Prompt, batch, check_rest, conversation, per_prompt, to_score
-from baton.engine.output import Answers, merge
+from baton.engine.output import Answers
+from baton.engine.shared import Call, SharedCore
 from baton.engine.threads import Interrupts
 
 
 class LLM:
     """A model ready to answer, with the same engine the server runs. Calls from several threads
-    take turns.
+    run together: they share its steps.
 
     Args:
         model: folder, GGUF file, hub id or embedded name; or whole EngineOptions.
@@ -49,9 +48,7 @@ class LLM:
         self.core, self.fingerprint = build_core(prepared, self.tokenizer)
         self.config = self.core.config
         self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread whose turn it is
-        self._ended = ""  # why it answers no more
+        self._shared = SharedCore(self.core)
 
     def generate(
         self,
@@ -65,12 +62,11 @@ class LLM:
 
         Args:
             sampling: one for all, or one per prompt.
-            progress: called with (finished, total) whenever a prompt finishes. It can end the call
-                by raising, but not make another one.
+            progress: called with (finished, total) whenever a prompt finishes, between two steps.
+                It can end the call by raising, and make other calls, here or in other threads.
 
         Raises:
-            RequestError: a prompt or option is not acceptable, or this is called by `progress`;
-                nothing has run then.
+            RequestError: a prompt or option is not acceptable; nothing has run then.
             RequestFailed: a request failed while running.
             Unavailable: a rank died, now or before, or this LLM has been closed.
         """
@@ -81,7 +77,7 @@ class LLM:
         for prompt, sample in zip(asked, params, strict=True):
             name, vocab = f"r{next(self._ids)}", self.config.model.vocab_size
             pending.append(Answers.of(name, prompt, sample, self.tokenizer, vocab))
-        return self._run(pending, cache_salt=cache_salt, progress=progress)
+        return self._run(pending, cache_salt=cache_salt, progress=progress).outputs()
 
     def chat(
         self,
@@ -123,26 +119,18 @@ class LLM:
             if not 0 <= last < self.config.model.vocab_size:
                 raise RequestError(f"token id {last} is outside the vocabulary", param="token_ids")
             pending.append(Answers(name, ids, sampling, None))
-        try:
-            self._run(pending, scores=[start for _, start in asked])
-            return [_whole(self.core.scores[name]) for name in names]
-        finally:
-            for name in names:
-                self.core.scores.pop(name, None)
+        call = self._run(pending, scores=[start for _, start in asked])
+        return [_whole(call.scores[name]) for name in names]
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return self.core.stats()
 
     def close(self) -> None:
-        """Free the device and end worker processes, once a call in another thread has ended.
-
-        Raises:
-            RequestError: it is called inside a call of the same thread, by its `progress`.
-        """
-        with self._turn("closed"):
-            self._ended = self._ended or "this LLM has been closed"
-            self.core.close()
+        """Free the device and end worker processes. Calls that still run, in other threads or
+        because their `progress` closes, raise Unavailable."""
+        with Interrupts():
+            self._shared.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -152,94 +140,28 @@ class LLM:
 
     def _run(
         self,
-        pending: list[Answers],
+        prompts: list[Answers],
         *,
         cache_salt: str = "",
         scores: Sequence[int] = (),
         progress: Callable[[int, int], None] | None = None,
-    ) -> list[Output]:
-        # One call at a time; and a step that is cut in half cannot be gone on from.
-        with self._turn("called"), Interrupts() as interrupts:
-            if self._ended:
-                raise Unavailable(self._ended)
+    ) -> Call:
+        """Answer prompts; the call is over and has everything then."""
+        call = Call(prompts)
+        with Interrupts() as interrupts:  # a step that is cut in half cannot be gone on from
             try:
-                return self._answer(pending, cache_salt, scores, progress, interrupts)
-            except Unavailable as error:
-                self._ended = str(error)
-                raise
-
-    @contextlib.contextmanager
-    def _turn(self, done: str) -> Iterator[None]:
-        """Wait for the calls of other threads; one of this thread would be waited for in vain."""
-        if self._holder == threading.get_ident():
-            raise RequestError(
-                f"an LLM cannot be {done} inside one of its calls (its progress function): do it "
-                "when the call has returned, or raise an exception to end the call"
-            )
-        with self._lock:
-            self._holder = threading.get_ident()
-            try:
-                yield
+                self._shared.start(call, cache_salt, scores)
+                running = True
+                while running:
+                    interrupts.check()
+                    self._shared.step(call)
+                    running = bool(call.running)  # before the news, so that there are no later ones
+                    for finished in call.news():
+                        if progress is not None:
+                            progress(finished, len(prompts))
             finally:
-                self._holder = None
-
-    def _answer(
-        self,
-        pending: list[Answers],
-        cache_salt: str,
-        scores: Sequence[int],
-        progress: Callable[[int, int], None] | None,
-        interrupts: Interrupts,
-    ) -> list[Output]:
-        """Queue everything, step until every answer is complete, and merge the deltas."""
-        owners: dict[str, int] = {}
-        results: list[Output | None] = [None] * len(pending)
-        finished = 0
-        try:
-            for index, answers in enumerate(pending):
-                score = scores[index] if scores else -1
-                self.core.add(answers.requests(cache_salt=cache_salt, score=score), limited=False)
-                owners |= dict.fromkeys(answers.children, index)
-            while owners:
-                interrupts.check()
-                for out in self.core.step():
-                    index = owners.get(out.request_id, -1)
-                    if index < 0:
-                        continue
-                    if out.finish_reason is FinishReason.ERROR:
-                        raise RequestFailed(out.error or "request failed")
-                    answers = pending[index]
-                    delta = answers.push(out)
-                    if delta is not None:
-                        results[index] = merge(results[index], delta, answers.sampling)
-                        finished += delta.finished
-                        if delta.finished and progress is not None:
-                            progress(finished, len(pending))
-                    if out.finish_reason is not None or answers.aborts:
-                        self._forget(answers, owners)
-        except Unavailable:
-            raise  # the engine is gone, and with it all that it held
-        except BaseException:
-            self._drain(owners)
-            raise
-        self._drain(owners)
-        return [output for output in results if output is not None]
-
-    def _drain(self, owners: Iterable[str]) -> None:
-        """Abort what still runs and commit the steps in flight."""
-        for request_id in owners:
-            self.core.abort(request_id)
-        while self.core.has_work():
-            self.core.step()
-
-    def _forget(self, answers: Answers, owners: dict[str, int]) -> None:
-        for request_id in answers.aborts:
-            self.core.abort(request_id)
-        answers.aborts.clear()
-        running = set(answers.unfinished)
-        for child in answers.children:
-            if child not in running:
-                owners.pop(child, None)
+                self._shared.leave(call)
+        return call
 
 
 def _whole(parts: list[Scores]) -> Scores:

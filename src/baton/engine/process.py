@@ -5,7 +5,7 @@
       PULL  outputs   <--- ipc -----  PUSH   EngineInfo, then Accepted / Rejected / Outputs / ...
 
 The sockets live in a private folder. Standard input stays open for as long as the API process
-lives; when it ends, so does the engine, whatever happened to its parent.
+lives; when it ends, so does the engine (see `engine.lifeline`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class EngineProcess:
 def main() -> None:
     """Entry point of the process."""
     folder = sys.argv[1]
-    options = read_options(folder)
+    options = read_options()
     process = EngineProcess(folder)
     try:
         prepared = prepare(options)

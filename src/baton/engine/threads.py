@@ -1,9 +1,10 @@
-"""Threads that nobody waits for, and interrupts that wait."""
+"""Threads that nobody waits for, one that stays, and interrupts that wait."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Callable
@@ -54,18 +55,60 @@ def in_daemon_async(work: Callable[[], T]) -> asyncio.Future[T]:
     return future
 
 
+class _Lasting(threading.Thread):
+    """Does what it is given, one thing after the other, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        super().__init__(name="baton-lasting", daemon=True)
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            self._work.get()()
+
+    def do(self, work: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(settle)
+        return future.result()
+
+
+_lasting: _Lasting | None = None
+
+
+def in_lasting(work: Callable[[], T]) -> T:
+    """Result of `work()` in a thread that does not end before the process does, unlike the
+    caller's perhaps."""
+    global _lasting
+    thread = _lasting
+    if thread is None or not thread.is_alive():  # the latter in a fork of this process
+        thread = _lasting = _Lasting()
+        thread.start()
+    return thread.do(work)
+
+
 class Interrupts:
     """Holds a Ctrl-C back while work is half done that must not be.
 
     Inside `with Interrupts() as interrupts:` it only shows when `interrupts.check()` is called,
-    or at the end of the block. Elsewhere than in the main thread there is nothing to hold back.
+    or at the end of the block. Elsewhere than in the main thread there is nothing to hold back. Of
+    blocks inside one another the outermost holds, and every `check()` is its own.
     """
 
     def __init__(self) -> None:
         self._came: tuple[int, FrameType | None] | None = None
+        self._around: Interrupts | None = None
 
     def check(self) -> None:
         """Handle an interrupt that has come, by raising KeyboardInterrupt as a rule."""
+        if self._around is not None:
+            return self._around.check()
         came, self._came = self._came, None
         if came is not None and callable(self._previous):
             self._previous(*came)
@@ -75,6 +118,9 @@ class Interrupts:
         self._held = threading.current_thread() is threading.main_thread() and callable(
             self._previous
         )
+        around = getattr(self._previous, "__self__", None)
+        if self._held and isinstance(around, Interrupts):
+            self._around, self._held = around, False
         if self._held:
             signal.signal(signal.SIGINT, self._hold)
         return self

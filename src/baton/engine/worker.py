@@ -30,7 +30,7 @@ log = get_logger("worker")
 def main() -> None:
     """Entry point of the process."""
     rank, size, folder, tokenizer = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    options = read_options(folder)
+    options = read_options()
     context = zmq.Context()
     plans = context.socket(zmq.PULL)
     plans.bind(f"ipc://{folder}/{rank}")

@@ -86,13 +86,15 @@ class Parts:
 @contextlib.contextmanager
 def alone(out: Path) -> Iterator[None]:
     """While this process evaluates for the result `out`, no other one does. The system drops the
-    lock of a process that dies; its empty file may stay, and is in nobody's way.
+    lock of a process that dies.
+
+    The lock's empty file stays, hidden beside the result: were it removed, a process that has it
+    open already could lock what no longer has a name, while another one locks a new file.
 
     Raises:
         ConfigError: another one is doing so now.
     """
-    file = out.with_name(out.name + ".lock")
-    lock = filelock.FileLock(file)
+    lock = filelock.FileLock(out.with_name(f".{out.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -102,7 +104,6 @@ def alone(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
         lock.release()
 
 

@@ -21,7 +21,7 @@ from baton.core.stats import EngineStats
 from baton.core.step import RowResult, StepPlan, StepResult
 from baton.kv.manager import KVManager
 from baton.scheduler.admission import Admission
-from baton.scheduler.cost import CostModel, Features, pairs
+from baton.scheduler.cost import CostModel, Features
 from baton.scheduler.draft import Draft
 from baton.scheduler.planner import Planner
 from baton.scheduler.queue import Queue
@@ -146,16 +146,17 @@ class Scheduler:
         stats.kv_pages_used = self.kv.used
         stats.kv_pages_cached = self.kv.cached
         stats.preemptions = self._planner.preemptions
+        stats.longest_step = self.longest_step()
         return EngineStats(**{name: getattr(stats, name) for name in stats.__struct_fields__})
 
     def longest_step(self) -> float:
-        """Seconds that a step takes at most, by the cost model as it is now: the largest chunk,
-        behind the longest context."""
-        config = self._config
-        chunk = min(config.max_num_batched_tokens, config.max_model_len)
-        context = config.max_model_len - chunk
-        work = pairs(chunk, context)
-        return self._cost.predict(Features(chunk, work, 0.0, 1.0, float(context)))
+        """Seconds that a step takes at most, by the cost model as it is now: as many tokens as fit,
+        in chunks that pass all layers and in one on its way through them, as many rows as there are
+        slots, all of it behind the longest context."""
+        config, rows = self._config, self._seats.num_slots
+        chunks, longest = 2.0 * config.max_num_batched_tokens, float(config.max_model_len)
+        read = rows * longest
+        return self._cost.predict(Features(chunks + rows, chunks * longest, read, rows, read))
 
     def check(self) -> None:
         """Assert that pages, slots and counts are consistent."""

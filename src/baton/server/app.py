@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from baton import __version__
 from baton.config.options import EngineOptions
 from baton.core import env
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, Unavailable
 from baton.core.log import get_logger
 from baton.server import chat, completions, openai
 from baton.server.errors import ApiError, handle
@@ -56,7 +56,7 @@ def serve(
     engine_options: EngineOptions,
     start_engine: StartEngine | None = None,
 ) -> int:
-    """Serve until a signal; returns the exit code of the process.
+    """Serve until a signal, or the engine is dead; returns the exit code of the process.
 
     The port is bound before the engine starts, so a busy port fails at once. HTTP answers from
     then on (`/health` says "starting"). The first SIGTERM or SIGINT drains, a second one ends.
@@ -64,6 +64,7 @@ def serve(
     Raises:
         ConfigError: the address cannot be bound.
         BatonError: whatever the engine raises while starting.
+        Unavailable: the engine died, and is not started again.
     """
     names = options.served_model_name or (engine_options.model.model,)
     key = options.api_key or env.API_KEY.get() or None
@@ -92,7 +93,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Session:
-    """One run of the server: starting -> ready -> draining -> ended."""
+    """One run of the server: starting -> ready -> draining -> ended. An engine that is dead takes
+    the way of a first signal: open requests are told, then the server ends."""
 
     def __init__(self, options: ServerOptions, http: HttpServer) -> None:
         self._options, self._http = options, http
@@ -110,12 +112,13 @@ class _Session:
         stopping = asyncio.create_task(self._signal.wait())
         starting = asyncio.ensure_future(start(engine_options))
         engine: EngineClient | None = None
+        dead = ""
         try:
             await _first(starting, stopping, http)
             if starting.done():
                 engine = starting.result()
                 self._ready(engine)
-                await _first(stopping, http)
+                dead = await self._until_dead(engine, stopping, http)
             if http.done():
                 http.result()
             if engine is not None:
@@ -126,7 +129,17 @@ class _Session:
             if engine is not None:
                 await self._stop(engine)
             await self._http.close(http, force=self._forced.is_set())
+        if dead:
+            raise Unavailable(dead)
         return self._code
+
+    async def _until_dead(self, engine: EngineClient, *others: asyncio.Future[Any]) -> str:
+        """Why the engine is dead; "" when one of the others was done first."""
+        dying = asyncio.create_task(engine.dead())
+        await _first(dying, *others)
+        dead = "" if any(other.done() for other in others) else dying.result()
+        await _cancel(dying)
+        return dead
 
     def _ready(self, engine: EngineClient) -> None:
         self._state.attach(engine)

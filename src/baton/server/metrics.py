@@ -55,6 +55,10 @@ _COUNTERS = {
 _GAUGES = {
     "num_requests_running": ("running", "Requests running"),
     "num_requests_waiting": ("waiting", "Requests waiting"),
+    "engine_longest_step_seconds": (
+        "longest_step",
+        "What a step can take at most, by its cost model",
+    ),
     "kv_pages_cached": ("kv_pages_cached", "Idle KV pages that prefixes can be found in"),
 }
 

@@ -96,6 +96,9 @@ class EngineClient(Protocol):
 
     async def stats(self) -> EngineStats: ...
 
+    async def dead(self) -> str:
+        """Wait until the engine has died for good; returns why."""
+
     async def drain(self, timeout: float) -> None:
         """Refuse new requests and return when the running ones are done, or after `timeout`."""
 

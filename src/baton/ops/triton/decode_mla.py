@@ -6,6 +6,7 @@ of latents is loaded once and used twice, as keys and as values (its first 512 c
 
 Up to 64 heads form one block (16 or 32 rows: mma.sync; 64 rows: wgmma); more heads are more
 blocks. The accumulator, `heads x 512` in float32, is what fills the registers: see `mla_launch`.
+On Hopper up to 16 heads go to `decode_mla_hopper`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.ops.triton import decode_mla_hopper
 from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.decode_gqa import pages_of
 from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
@@ -147,6 +149,10 @@ def decode_mla(
     rope, page_size = q_rope.shape[-1], pages_kv.shape[1]
     out = torch.empty(batch, heads, latent, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
+    if decode_mla_hopper.supports(q, q_rope, pages_kv, shares.tile):
+        decode_mla_hopper.launch(q, q_rope, pages_kv, pages, shares, space, scale, out, lse)
+        combine(space, shares, out, lse, launch.rows, 0)
+        return out, lse
     _decode_mla_kernel[(shares.programs,)](
         q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
         space.out, space.lse, batch, scale * LOG2_E,

@@ -105,12 +105,25 @@ def _slot(start, i, STATIC: tl.constexpr):
         return start + 2 * i - (i > 0).to(tl.int32)
 
 
+@triton.jit
+def _partials(
+    part, part_lse, start, i, count, here, r, d,
+    R: tl.constexpr, D: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """Pieces `i` of a sequence, `[pieces, heads, columns]` and their log-sum-exps."""
+    slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
+    live = (i < count)[:, None] & here[None, :]
+    at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
+    value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
+    return value, tl.load(part_lse + slot, live, float("-inf"))
+
+
 @triton.jit(do_not_specialize=["batch"])
 def _combine_kernel(
     part, part_lse, lengths, bounds, out, lse, batch,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     HEADS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
-    TILE: tl.constexpr, STATIC: tl.constexpr,
+    TILE: tl.constexpr, STATIC: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """One program per (sequence, HEADS query heads of one block, block of columns): the
     log-sum-exp weighted mean of the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`).
@@ -139,24 +152,24 @@ def _combine_kernel(
         tl.store(at_out, tl.zeros([HEADS, COLUMNS], out.dtype.element_ty), inside)
         tl.store(lse + row, tl.full([HEADS], float("-inf"), tl.float32), head < heads)
     elif count > 1 or STATIC > 0:
-        top = tl.full([HEADS], float("-inf"), tl.float32)
-        total = tl.zeros([HEADS], tl.float32)
-        acc = tl.zeros([HEADS, COLUMNS], tl.float32)
-        for base in tl.range(0, count, PIECES, num_stages=STAGES):
-            i = base + tl.arange(0, PIECES)
-            slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
-            live = (i < count)[:, None] & (head < heads)[None, :]
-            at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
-            value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
-            piece = tl.load(part_lse + slot, live, float("-inf"))
-            new_top = tl.maximum(top, tl.max(piece, 0))
-            base_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weight = tl.exp2(piece - base_top[None, :])
-            old = tl.exp2(top - base_top)
-            acc = acc * old[:, None] + tl.sum(value * weight[:, :, None], 0)
-            total = total * old + tl.sum(weight, 0)
-            top = new_top
-        tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), inside)
+        # The first partials are asked for before anything waits; those behind are only added up.
+        i = tl.arange(0, PIECES)
+        value, piece = _partials(part, part_lse, start, i, count, head < heads, r, d, R, D, STATIC)
+        n = tl.arange(0, MOST)
+        known = (n < count)[:, None] & (head < heads)[None, :]
+        at_lse = part_lse + _slot(start, n, STATIC)[:, None] * R + r[None, :]
+        each = tl.load(at_lse, known, float("-inf"))
+        top = tl.max(each, 0)
+        base = tl.where(top == float("-inf"), 0.0, top)[None, :]
+        total = tl.sum(tl.exp2(each - base), 0)
+        acc = value * tl.exp2(piece - base)[:, :, None]
+        for begin in tl.range(PIECES, count, PIECES, num_stages=STAGES):
+            value, piece = _partials(
+                part, part_lse, start, begin + i, count, head < heads, r, d, R, D, STATIC
+            )
+            acc += value * tl.exp2(piece - base)[:, :, None]
+        mean = tl.sum(acc, 0) / total[:, None]
+        tl.store(at_out, mean.to(out.dtype.element_ty), inside)
         if tl.program_id(2) == 0:
             tl.store(lse + row, (top + tl.log2(total)) * LN_2, head < heads)
 
@@ -247,17 +260,18 @@ def combine(
         space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch,
         heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim, HEADS=together,
         COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile,
-        STATIC=static, num_warps=4, launch_pdl=overlapping(),
+        STATIC=static, MOST=triton.next_power_of_2(static or shares.programs),
+        num_warps=4, launch_pdl=overlapping(),
     )  # fmt: skip
 
 
 def combine_shape(rows: int, dim: int, block_heads: int) -> tuple[int, int, int, int]:
-    """Columns and heads of a program of `combine`, partials that it loads at once (8 KB of them)
-    and pipeline stages. Few rows are cut up until there are some programs per multiprocessor; of
-    many, a program takes several heads of a block, up to 8."""
+    """Columns and heads of a program of `combine`, partials that it loads at once (32 KB of them,
+    so that most sequences need one pass) and pipeline stages. Few rows are cut up until there are
+    some programs per multiprocessor; of many, a program takes several heads of a block, up to 8."""
     columns, together = int(triton.next_power_of_2(dim)), 1
     while columns > 64 and rows * triton.cdiv(dim, columns) <= COMBINERS:
         columns //= 2
     while together < 8 and block_heads % (2 * together) == 0 and rows > together * COMBINERS:
         together *= 2
-    return columns, together, max(2, 2048 // (columns * together)), 3
+    return columns, together, max(2, 8192 // (columns * together)), 3
