@@ -1,6 +1,6 @@
 """Small fused operations on the card: error, time and byte limit, beside PyTorch's chain.
 
-    python benchmarks/ops/small.py [--only norm,combine,silu,gqa,mla,products,gate,...] [--out F]
+    python benchmarks/ops/small.py [--only inputs,embed,norm,combine,silu,gqa,gate,...] [--out F]
 
 Several copies of the inputs are used in turn, 128 MB of them or 32, so that large cases come
 from memory; small ones show launch and latency, as they do in a decode step.
@@ -23,10 +23,11 @@ from baton.layers.embedding import _wide_linear
 from baton.ops import sample
 from baton.ops.activation import silu_mul
 from baton.ops.mla import head_products
-from baton.ops.norm import add_rms_norm
+from baton.ops.norm import add_rms_norm, embed_rms_norm, rms_norm
 from baton.ops.qkv import gqa_heads, mla_heads
-from baton.ops.rope import Rotation
+from baton.ops.rope import Rotation, angles
 from baton.ops.router import gate, split_weight
+from baton.ops.step import advance, decode_inputs
 
 BF16 = torch.bfloat16
 
@@ -224,7 +225,68 @@ def head(table: Table) -> None:
         table.add(f"head {rows}x4096x120832", times, moved, error=wrong)
 
 
+def differing(call: Call) -> float:
+    """Share of elements that are not, to the bit, those of the plain path."""
+    ours = [one.clone() for one in call()]
+    with plain():
+        pairs = list(zip(ours, call(), strict=True))
+    return sum(int((a != b).sum()) for a, b in pairs) / sum(a.numel() for a in ours)
+
+
+def embedding(table: Table) -> None:
+    """The plain path norms with PyTorch, too, whose sums run in another order."""
+    for vocab, hidden in ((120832, 4096), (163840, 2048)):
+        weight, rows = randn(hidden), randn(vocab, hidden)
+        for tokens in (1, 16, 64, 256, 4096, 16384):
+            moved = tokens * (6.0 * hidden + 8)
+            many = [torch.randint(vocab, (tokens,), device="cuda") for _ in range(copies(moved))]
+            calls = [partial(embed_rms_norm, ids, rows, weight, 1e-5) for ids in many]
+            apart = [partial(embedded_then_normed, ids, rows, weight) for ids in many]
+            times = both(calls) | {"separate": attempt(apart)}
+            table.add(f"embed+norm {tokens}x{hidden}", times, moved, error=compare(calls[0]))
+
+
+def embedded_then_normed(ids: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> Any:
+    return rms_norm(F.embedding(ids, rows), weight, 1e-5)
+
+
+def turns(table: Table) -> None:
+    for half in (32, 64):
+        frequencies = 1.0 / 5e5 ** (torch.arange(half, device="cuda") / half)
+        for tokens in (1, 16, 64, 256, 4096, 16384):
+            moved = tokens * (8.0 + 8 * half)
+            count = copies(moved)
+            many = [torch.randint(2**19, (tokens,), device="cuda") for _ in range(count)]
+            calls = [partial(angles, positions, frequencies, 1.0) for positions in many]
+            table.add(f"angles {tokens}x{half}", both(calls), moved, error=differing(calls[0]))
+
+
+def inputs(table: Table) -> None:
+    for width in (64, 512, 8192):
+        pages = torch.randint(10_000, (257, width), device="cuda")
+        computed = torch.randint(width * 64, (257,), device="cuda")
+        for rows in (1, 16, 64, 256):
+            slots = [torch.randperm(257, device="cuda")[:rows] for _ in range(8)]
+            calls = [partial(decode_inputs, s, computed, computed, pages, 64) for s in slots]
+            moved = rows * (16.0 * width + 64)
+            wrong = differing(calls[0])
+            table.add(f"inputs {rows} rows of {width} pages", both(calls), moved, error=wrong)
+
+
+def finish(table: Table) -> None:
+    state = torch.zeros(3, 257, dtype=torch.int64, device="cuda")
+    for rows in (1, 16, 64, 256):
+        live = torch.ones(rows, dtype=torch.int64, device="cuda")
+        slots = [torch.randperm(257, device="cuda")[:rows] for _ in range(8)]
+        calls = [partial(advance, s, live, s, s % 3 == 0, *state) for s in slots]
+        table.add(f"finish {rows}", both(calls), rows * 97.0, error=differing(calls[0]))
+
+
 PARTS = {
+    "inputs": inputs,
+    "angles": turns,
+    "embed": embedding,
+    "finish": finish,
     "norm": norm,
     "combine": combine,
     "silu": silu,

@@ -19,9 +19,9 @@ from triton.runtime import driver
 from baton.config.model import MoEConfig
 from baton.core.kv import KVShape
 from baton.kv.format import make_views
-from baton.ops import activation, moe, norm, qkv, router
+from baton.ops import activation, moe, norm, qkv, rope, router
 from baton.ops.rope import Rotation
-from baton.ops.triton import sample
+from baton.ops.triton import sample, step
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
 from baton.ops.triton.decode_mla import decode_mla, mla_launch
 from baton.ops.triton.heads import head_products
@@ -49,7 +49,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     monkeypatch.setattr(driver, "_active", Hopper())
     monkeypatch.setattr(triton.JITFunction, "run", record)
-    for module in (activation, moe, norm, qkv, router):
+    for module in (activation, moe, norm, qkv, rope, router):
         monkeypatch.setattr(module, "on_gpu", lambda *_: True)
     return found
 
@@ -147,3 +147,45 @@ def test_samples_at_every_number_of_rows(launched: set[str], vocab: int) -> None
             sample.choose(logits, slots, heat[:, 0], ints[:, 0], counts, random)
 
     covered(launched, step, (1,), range(1, BATCH + 1))
+
+
+@pytest.mark.parametrize("hidden, half", [(4096, 64), (2048, 32), (2880, 32)])
+def test_embedding_and_angles_at_every_number_of_tokens(
+    launched: set[str], hidden: int, half: int
+) -> None:
+    table, weight = empty(1000, hidden), empty(hidden)
+    frequencies = empty(half, dtype=torch.float32)
+
+    def run(tokens: int, offset: int = 0) -> None:
+        ids = torch.arange(tokens + offset)[offset:]  # part of a larger tensor
+        norm.embed_rms_norm(ids, table, weight, 1e-5)
+        rope.angles(ids, frequencies, 1.0)
+
+    def every(tokens: int) -> None:
+        run(tokens)
+        run(tokens, 1)
+
+    for size in compiled_sizes():
+        run(size)
+    covered(launched, every, (), range(1, MOST + 1))
+
+
+@pytest.mark.parametrize("width", [1, 17, 512, 8192])
+def test_decodes_begin_and_end_at_every_batch(launched: set[str], width: int) -> None:
+    last, computed, generated = (torch.zeros(BATCH + 1, dtype=torch.int64) for _ in range(3))
+    tables = torch.zeros(BATCH + 1, width, dtype=torch.int64)
+
+    def run(rows: int, offset: int = 0) -> None:
+        slots, live = torch.zeros(2, BATCH + offset, dtype=torch.int64)[:, offset:]
+        slots, live = slots[:rows], live[:rows]
+        step.decode_inputs(slots, last, computed, tables, PAGE)
+        bad = torch.zeros(rows, dtype=torch.bool)
+        step.advance(slots, live, live.clone(), bad, last, computed, generated)
+
+    def every(rows: int) -> None:
+        run(rows)
+        run(rows, 1)
+
+    for size in batch_buckets(BATCH):
+        run(size)
+    covered(launched, every, (), range(1, BATCH + 1))

@@ -8,7 +8,19 @@ import pytest
 
 pytest.importorskip("triton")
 
-from baton.ops.triton import activation, align, combine, heads, moe, norm, qkv, router, sample
+from baton.ops.triton import (
+    activation,
+    align,
+    angles,
+    combine,
+    heads,
+    moe,
+    norm,
+    qkv,
+    router,
+    sample,
+    step,
+)
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
 from helpers.sm90 import Compiled, compile_sm90
 
@@ -16,8 +28,8 @@ SHARED = 227 * 1024  # bytes of shared memory that one program can have
 B, F, L = "*bf16", "*fp32", "*i64"
 
 
-def ints(names: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), "i32")
+def ints(names: str, kind: str = "i32") -> dict[str, str]:
+    return dict.fromkeys(names.split(), kind)
 
 
 def gemm(width: int, inner: int, tiles: Tiles, gated: bool, direct: bool) -> Compiled:
@@ -121,6 +133,41 @@ KERNELS["norm"] = (
     {"DIM": 4096, "BLOCK": 4096, "ROWS": 1, "ADD": True},
     {"num_warps": 8, "unaligned": ("rows",)},
 )
+EMBED_TYPES = {
+    "ids": L, **dict.fromkeys(("table", "weight", "out", "rows"), B), **ints("count stride"),
+    "eps": "fp32",
+}  # fmt: skip
+KERNELS["embed+norm"] = (
+    norm._embed_rms_norm,
+    EMBED_TYPES,
+    {"DIM": 4096, "BLOCK": 4096, "ROWS": 1},
+    {"num_warps": 8, "unaligned": ("ids", "count")},
+)
+for half in (32, 64):
+    KERNELS[f"angles {half}"] = (
+        angles._angles,
+        {
+            "positions": L, **dict.fromkeys(("frequencies", "cosines", "sines"), F),
+            "total": "i32", "scaling": "fp32",
+        },
+        {"HALF": half, "BLOCK": 256},
+        {"unaligned": ("positions", "total")},
+    )  # fmt: skip
+KERNELS["inputs"] = (
+    step._decode_inputs,
+    ints("slots last_token computed pages ids positions kv_slots tables", L),
+    {"PAGE": 64, "P": 8192, "CHUNK": 1024},
+    {"unaligned": ("slots",)},
+)
+KERNELS["finish"] = (
+    step._advance,
+    {
+        **ints("slots live tokens last_token computed generated chosen", L),
+        "bad": "*i1", "rows": "i32",
+    },
+    {"BLOCK": 128},
+    {"unaligned": ("slots", "live", "tokens", "bad", "rows")},
+)  # fmt: skip
 for tokens, inner, width in ((16, 128, 512), (64, 128, 512), (16, 512, 128), (64, 512, 128)):
     KERNELS[f"head products {tokens} {inner}"] = (
         heads._head_products,
@@ -273,11 +320,29 @@ def test_norms_alone_and_behind_the_experts_add_in_the_same_order(tokens: int, d
     assert alone.reductions == behind.reductions
 
 
+@pytest.mark.parametrize("tokens", [64, 1024])
+@pytest.mark.parametrize("dim", [64, 512, 2048, 2056, 2880, 4096, 7168, 16384])
+def test_norms_alone_and_of_embedded_tokens_add_in_the_same_order(tokens: int, dim: int) -> None:
+    rows, block, warps = norm.program(tokens, dim)
+    constants = {"DIM": dim, "BLOCK": block, "ROWS": rows}
+    strides = ("x_stride", "residual_stride", "stride") if dim % 16 else ()
+    alone = compile_sm90(
+        *KERNELS["norm"][:2], {**constants, "ADD": False}, ("rows", *strides), num_warps=warps
+    )
+    embedded = compile_sm90(
+        norm._embed_rms_norm, EMBED_TYPES, constants, ("ids", "count", *strides), num_warps=warps
+    )
+    assert embedded.local == 0
+    assert len(alone.reductions) == 1
+    assert alone.reductions == embedded.reductions
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_small_kernels(name: str) -> None:
     kernel, types, constants, options = KERNELS[name]
     made = compile_sm90(kernel, types, constants, **options)
-    assert made.local == 0
+    # Digits of 2 / pi for large angles, twice: indexed, so never in registers.
+    assert made.local <= (64 if name.startswith("angles") else 0)
     assert made.shared <= SHARED // 2
     if name.startswith("gate"):
         assert made.count("HGMMA") >= 4
@@ -286,6 +351,9 @@ def test_small_kernels(name: str) -> None:
             size = int(name.split()[2])
             assert ahead.count("LDG.E.128") == size // 8
             assert ahead.count("FADD") >= 0.8 * size  # two remainders of size / 2 weights a thread
+    if name in ("embed+norm", "inputs", "finish") or name.startswith("angles"):
+        assert made.count("ACQBULK") == 1  # waits for the kernel ahead
     wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
+    wide += ("embed+norm", "inputs")
     if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread

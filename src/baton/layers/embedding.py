@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from baton.layers.norm import RMSNorm
 from baton.layers.weights import Fill, LayerContext, Source, Weighted
 from baton.ops.dtypes import wide
 
@@ -42,6 +43,13 @@ class VocabWeight(Weighted):
         mine = (local >= 0) & (local < self.rows)
         rows = F.embedding(local.where(mine, 0), self.weight)
         return self.group.all_reduce(rows.masked_fill(~mine[:, None], 0.0))
+
+    def embed_normed(self, ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(norm(states), states)` for `states`, what `embed` returns."""
+        if self.group.size == 1:
+            return norm.embed(ids, self.weight)
+        states = self.embed(ids)
+        return norm(states), states
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[S, hidden] -> [S, vocab]`, products summed and kept in float32 (float64 for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from baton.layers.weights import Fill, LayerContext, Source, Weighted
-from baton.ops.norm import add_rms_norm, rms_norm
+from baton.ops.norm import add_rms_norm, embed_rms_norm, rms_norm
 
 
 class RMSNorm(Weighted):
@@ -22,6 +22,10 @@ class RMSNorm(Weighted):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., size] -> [..., size]`."""
         return rms_norm(x, self.weight, self.eps)
+
+    def embed(self, ids: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(norm(rows), rows)` for the rows `ids` (int64 `[T]`) of `table [vocab, size]`."""
+        return embed_rms_norm(ids, table, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`(norm(x + residual), x + residual)`."""

@@ -121,8 +121,7 @@ class CausalLM(nn.Module):
 
     def embed(self, ids: torch.Tensor) -> Hidden:
         """See `Model`."""
-        states = self.model.embed_tokens.embed(ids)
-        return Hidden(self.model.norms[0](states), states)
+        return Hidden(*self.model.embed_tokens.embed_normed(ids, self.model.norms[0]))
 
     def through(self, hidden: Hidden, context: ForwardContext, first: int, last: int) -> Hidden:
         """See `Model`."""

@@ -25,3 +25,8 @@ def on_gpu(*tensors: torch.Tensor) -> bool:
         and all(t.is_cuda and t.dtype == first.dtype for t in tensors)
         and has_triton()
     )
+
+
+def int_kernels(first: torch.Tensor) -> bool:
+    """Kernels of integers alone can take this tensor and those beside it."""
+    return first.is_cuda and has_triton()

@@ -1,4 +1,5 @@
-"""RMSNorm (Zhang & Sennrich, arXiv 1910.07467), alone and behind a residual addition."""
+"""RMSNorm (Zhang & Sennrich, arXiv 1910.07467), alone, of embedded tokens, and behind a residual
+addition."""
 
 from __future__ import annotations
 
@@ -35,6 +36,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.dtype == wide(x.dtype):
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x.to(wide(x.dtype)), weight.shape, None, eps).to(x.dtype) * weight
+
+
+def embed_rms_norm(
+    ids: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(rms_norm(rows), rows)` for the rows `ids` (int64 `[T]`) of `table [V, D]`."""
+    if has_kernel(table, weight) and table.stride(1) == 1 and ids.is_contiguous():
+        from baton.ops.triton import norm as kernels
+
+        return kernels.embed_rms_norm(ids, table, weight, eps)
+    rows = F.embedding(ids, table)
+    return rms_norm(rows, weight, eps), rows
 
 
 def add_rms_norm(

@@ -11,6 +11,7 @@ import math
 import torch
 
 from baton.config.model import RopeConfig
+from baton.ops.dispatch import on_gpu
 
 
 def inverse_frequencies(rope: RopeConfig, dtype: torch.dtype) -> torch.Tensor:
@@ -78,6 +79,19 @@ def attention_scaling(rope: RopeConfig) -> float:
         factor = scaling["factor"]
         return yarn_mscale(factor, numerator) / yarn_mscale(factor, denominator)
     return yarn_mscale(scaling["factor"])
+
+
+def angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of `positions` (int64 `[T]`) times `frequencies` (`[dim / 2]`, float32 or
+    float64), times `scaling`: `[T, dim / 2]` each, in the dtype of frequencies."""
+    if on_gpu(frequencies) and positions.is_contiguous():
+        from baton.ops.triton import angles as kernels
+
+        return kernels.angles(positions, frequencies, scaling)
+    turn = positions.to(frequencies.dtype)[:, None] * frequencies
+    return turn.cos() * scaling, turn.sin() * scaling
 
 
 class Rotation:

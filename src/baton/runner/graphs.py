@@ -42,7 +42,7 @@ def batch_buckets(most: int) -> list[int]:
 @dataclass(frozen=True)
 class Replayed:
     """What a step left, good until the next one: float32 logits `[rows, vocab]`, and for decodes
-    what `Sampler.choose` chose from them, int64 `[2, rows or more]`."""
+    what `Sampler.choose` chose from them, int64 `[2, rows or more]` (see `Slots.advance`)."""
 
     logits: torch.Tensor
     chosen: torch.Tensor | None = None
@@ -170,24 +170,19 @@ class StepGraphs:
 
     def _decode_body(self, size: int) -> Replayed:
         """One decode of the first `size` fixed rows. Device tensors only, shapes fixed."""
-        state, page_size = self._slots, self._page_size
+        state = self._slots
         slots, live = self._rows[0, :size], self._rows[1, :size]
-        positions = state.computed[slots]
-        pages = state.pages[slots]
-        page = pages.gather(1, (positions // page_size)[:, None])[:, 0]
+        inputs = state.decode_inputs(slots, self._page_size)
         batch = ForwardBatch(
             query_lens=[1] * size,
             context_lens=[0] * size,  # unknown to the host; a plan for a graph must not read them
-            positions=positions,
-            slots=page * page_size + positions % page_size,
-            pages=pages,
+            positions=inputs.positions,
+            slots=inputs.kv_slots,
+            pages=inputs.pages,
         )
-        hidden = self._forward(state.last_token[slots], batch)
-        state.computed.index_add_(0, slots, live)
-        logits = self._model.logits(hidden).float()
-        chosen = self._sampler.choose(logits, slots, live)
-        state.write(slots, chosen[0])
-        return Replayed(logits, chosen)
+        logits = self._model.logits(self._forward(inputs.ids, batch)).float()
+        chosen = self._sampler.choose(logits, slots)
+        return Replayed(logits, state.advance(slots, live, chosen, self._sampler.generated))
 
     def _prefill_body(self, size: int) -> Replayed:
         """A prompt of `length <= size` tokens, nothing of it in the cache yet."""

@@ -86,6 +86,8 @@ class Sampler:
     graph: what it chose is taken (`take`) or, if a row asks for more, chosen again (`sample`). Slot
     `num_slots` is nobody's and pads batches.
 
+    `generated`: int64 [num_slots + 1], each slot's tokens before the one that is chosen next.
+
     Penalty state takes 5 bytes per vocabulary entry, for slots that use penalties only.
     """
 
@@ -94,7 +96,7 @@ class Sampler:
         self.device = device
         self._floats = torch.zeros(num_slots + 1, 6, dtype=torch.float64, device=device)
         self._ints = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device)
-        self._generated = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.generated = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._arange = torch.arange(num_slots + 1, device=device)
         self._counts = TokenCounts(vocab_size, device)
         self._slots: dict[int, _Slot] = {}
@@ -115,7 +117,7 @@ class Sampler:
         ints = [seed, self._top_k(params), params.min_tokens]
         self._floats[slot].copy_(upload(floats, self.device, torch.float64))
         self._ints[slot].copy_(upload(ints, self.device, torch.int64))
-        self._generated[slot].fill_(admit.num_output)
+        self.generated[slot].fill_(admit.num_output)
         if params.penalised:
             self._counts.admit(slot, admit.tokens, admit.num_prompt)
         waits = params.min_tokens > admit.num_output
@@ -129,18 +131,17 @@ class Sampler:
         self._counts.release(slot)
         self._last = None
 
-    def choose(self, logits: Tensor, slots: Tensor, live: Tensor) -> Tensor:
-        """Tokens and whether each row's logits are unusable, int64 `[2, S]`, of float32 `logits`
-        `[S, vocab]` by temperature and seed alone; `live` int64 `[S]` is added to the tokens
-        generated in `slots` int64 `[S]`. Device tensors only."""
+    def choose(self, logits: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens int64 `[S]`, and which rows' logits are unusable, bool `[S]`, of float32 `logits`
+        `[S, vocab]` by temperature and seed alone. To be counted in `generated` by the caller.
+        Device tensors only."""
         rows = self._arange[: logits.shape[0]]
         temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
-        chosen = ops.choose(logits, slots, temperatures, seeds, self._generated, rows)
-        self._generated.index_add_(0, slots, live)
-        return torch.stack([chosen[0], chosen[1].to(torch.int64)])
+        return ops.choose(logits, slots, temperatures, seeds, self.generated, rows)
 
     def take(self, chosen: Tensor, slots: list[int]) -> Sampled | None:
-        """What `choose` chose for `slots`, in its first columns; None if a row asks for more."""
+        """What `choose` chose for `slots`, tokens and whether their logits are unusable in the
+        first columns of int64 `[2, S or more]`, counted; None if a row asks for more."""
         batch = self._batch(slots)
         if not batch.plain or batch.logprobs is not None:
             return None
@@ -152,7 +153,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, slots: list[int], *, counted: bool = False) -> Sampled:
         """Choose one token per row of float32 `logits` `[S, vocab]`, rows belonging to distinct
-        admitted `slots`, and count it as generated, unless `choose` has `counted` it. `logits` is
+        admitted `slots`, and count it as generated, unless it is `counted` already. `logits` is
         left as it is.
 
         Raises ValueError when the shape or dtype is another.
@@ -164,15 +165,15 @@ class Sampler:
             )
         batch = self._batch(slots)
         if counted:
-            self._generated[batch.slots] -= 1
+            self.generated[batch.slots] -= 1
         if batch.plain:
             temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
             tokens, bad = ops.choose(
-                logits, batch.slots, temperatures, seeds, self._generated, batch.random
+                logits, batch.slots, temperatures, seeds, self.generated, batch.random
             )
         else:
             tokens, bad = self._choose(logits, batch)
-        self._generated[batch.slots] += 1
+        self.generated[batch.slots] += 1
         if batch.penalised is not None and batch.penalty_rows is not None:
             self._counts.add(batch.penalty_rows, tokens[batch.penalised])
         values = None
@@ -188,7 +189,7 @@ class Sampler:
         x = logits.clone()
         if batch.held is not None:
             slot = batch.held.values
-            waiting = self._generated[slot] < self._ints[slot, _MIN_TOKENS]
+            waiting = self.generated[slot] < self._ints[slot, _MIN_TOKENS]
             ops.hold_back(x, batch.held.rows, batch.held.ids, waiting)
         if batch.bias is not None:
             ops.add_bias(x, batch.bias.rows, batch.bias.ids, batch.bias.values)
@@ -223,7 +224,7 @@ class Sampler:
     def _draw(self, x: Tensor, maximum: Tensor, slots: Tensor, batch: _Batch) -> Tensor:
         """Draw for the random rows; all tensor arguments hold those rows only."""
         floats, ints = batch.floats, batch.ints
-        keys = ops.row_keys(ints[:, _SEED], self._generated[slots])
+        keys = ops.row_keys(ints[:, _SEED], self.generated[slots])
         x = ops.temper(x, maximum, floats[:, _TEMPERATURE])
         if batch.min_p:
             ops.filter_min_p(x, floats[:, _LOG_MIN_P])

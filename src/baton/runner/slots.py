@@ -14,6 +14,7 @@ import torch
 
 from baton.core.step import Row, StepPlan
 from baton.ops.host import upload
+from baton.ops.step import DecodeInputs, advance, decode_inputs
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
 POISON = -(2**40)
@@ -85,6 +86,24 @@ class Slots:
         if self.debug:
             self.fresh[slots] = True
         self.last_token[slots] = tokens
+
+    def decode_inputs(self, slots: torch.Tensor, page_size: int) -> DecodeInputs:
+        """What a decode of `slots` [n] reads. Not in debug mode: see `read`."""
+        return decode_inputs(slots, self.last_token, self.computed, self.pages, page_size)
+
+    def advance(
+        self,
+        slots: torch.Tensor,
+        live: torch.Tensor,
+        chosen: tuple[torch.Tensor, torch.Tensor],
+        generated: torch.Tensor,
+    ) -> torch.Tensor:
+        """Publish `chosen` tokens [n] of a decode of `slots` [n] whose rows are `live` (1, else
+        0): lengths and tokens `generated` (int64 [num_slots + 1]) grow by one. Returns the tokens
+        and which of them come from unusable logits, int64 [2, n]. Not in debug mode: see
+        `write`."""
+        state = self.last_token, self.computed, generated
+        return advance(slots, live, *chosen, *state)
 
     def occupy(self, count: int, context: int, width: int, num_pages: int) -> None:
         """Before any request: the first `count` slots look as if `context` tokens lay in `width`

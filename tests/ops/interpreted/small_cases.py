@@ -9,10 +9,15 @@ import torch.nn.functional as F
 
 from baton.kv.format import make_views
 from baton.ops import mla as plain_mla
+from baton.ops import norm as plain_norm
 from baton.ops import qkv as plain_qkv
+from baton.ops import rope as plain_rope
 from baton.ops import sample as plain_sample
+from baton.ops import step as plain_step
 from baton.ops.rope import Rotation
 from baton.ops.triton import activation, heads, norm, qkv, sample
+from baton.ops.triton import angles as kernel_angles
+from baton.ops.triton import step as kernel_step
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: The interpreter cuts bfloat16 instead of rounding it.
@@ -37,6 +42,71 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     out, total = norm.add_rms_norm(x, residual, weight, 1e-5)
     assert close(total, x.double() + residual.double(), dtype)
     assert close(out, F.rms_norm(total.double(), (dim,), weight.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, dim", [(0, 8), (1, 8), (3, 129), (300, 64), (301, 96), (2, 4096)])
+def test_embedding_and_norm(tokens: int, dim: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    vocab = 37
+    table = torch.randn(vocab, dim + 5).to(dtype)[:, :dim]
+    weight = (torch.rand(dim) + 0.5).to(dtype)
+    ids = torch.randint(vocab, (tokens + 1,))[1:]
+    ids[:2] = torch.tensor([vocab - 1, 0])[:tokens]
+    out, rows = norm.embed_rms_norm(ids, table, weight, 1e-5)
+    assert torch.equal(rows, F.embedding(ids, table))
+    assert torch.equal(out, norm.rms_norm(rows, weight, 1e-5))
+    if tokens:
+        assert close(out, plain_norm.rms_norm(rows.double(), weight.double(), 1e-5), dtype)
+
+
+@pytest.mark.parametrize("tokens, half", [(0, 4), (1, 32), (130, 5), (17, 64)])
+@pytest.mark.parametrize("scaling", [1.0, 1.2079441541679836])
+def test_angles(tokens: int, half: int, scaling: float) -> None:
+    positions = torch.randint(2**19, (tokens + 1,))[1:]
+    positions[:2] = torch.tensor([2**19 - 1, 0])[:tokens]
+    frequencies = 1e6 ** -(torch.arange(half) / half)
+    out = kernel_angles.angles(positions, frequencies, scaling)
+    want = plain_rope.angles(positions, frequencies, scaling)
+    for a, b in zip(out, want, strict=True):
+        assert a.shape == (tokens, half)
+        assert torch.allclose(a, b, rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 131])
+@pytest.mark.parametrize("width", [1, 7, 64, 2049])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_inputs_of_decodes(rows: int, width: int, page_size: int) -> None:
+    torch.manual_seed(0)
+    tables = torch.randint(10_000, (200, width))
+    computed = torch.randint(width * page_size, (200,))
+    computed[:2] = torch.tensor([0, width * page_size - 1])
+    last = torch.randint(120_000, (200,))
+    scrap = torch.full((3,), 199)  # rows that pad a batch
+    computed[199] = 0
+    for slots in (torch.randperm(199)[:rows], torch.cat((torch.arange(rows), scrap))[1:]):
+        out = kernel_step.decode_inputs(slots, last, computed, tables, page_size)
+        want = plain_step.decode_inputs(slots, last, computed, tables, page_size)
+        for a, b in zip(out, want, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rows, pad", [(0, 0), (0, 3), (1, 0), (5, 2), (128, 1), (200, 99)])
+def test_the_end_of_decodes(rows: int, pad: int) -> None:
+    torch.manual_seed(0)
+    slots = torch.cat((torch.randperm(300)[:rows], torch.full((pad,), 300)))
+    live = (torch.arange(rows + pad) < rows).long()
+    tokens, bad = torch.randint(50, (rows + pad,)), torch.rand(rows + pad) < 0.3
+    state = list(torch.randint(1000, (3, 301)).unbind())
+    for one in state:
+        one[300] = 0
+    theirs = [one.clone() for one in state]
+    out = kernel_step.advance(slots, live, tokens, bad, *state)
+    want = plain_step.advance(slots, live, tokens, bad, *theirs)
+    assert torch.equal(out, want)
+    for a, b in zip(state, theirs, strict=True):
+        assert torch.equal(a, b)
+        assert a[300] == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

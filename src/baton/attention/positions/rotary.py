@@ -6,7 +6,7 @@ import torch
 
 from baton.config.model import RopeConfig
 from baton.ops.dtypes import wide
-from baton.ops.rope import Rotation, attention_scaling, inverse_frequencies
+from baton.ops.rope import Rotation, angles, attention_scaling, inverse_frequencies
 
 __all__ = ["RotaryPositions", "Rotation"]
 
@@ -25,10 +25,7 @@ class RotaryPositions:
 
     def rotation(self, positions: torch.Tensor) -> Rotation:
         """Angles of `positions` (int64 `[T]`), in float32 (float64 for float64 models)."""
-        angles = positions.to(self._frequencies.dtype)[:, None] * self._frequencies
-        return Rotation(
-            angles.cos() * self._scaling, angles.sin() * self._scaling, self._interleaved
-        )
+        return Rotation(*angles(positions, self._frequencies, self._scaling), self._interleaved)
 
     def query_scale(self, positions: torch.Tensor) -> torch.Tensor | None:
         """Factor on each query, `[T, 1, 1]`; None: 1."""

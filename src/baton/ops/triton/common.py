@@ -58,6 +58,22 @@ def log(x):
 
 
 @triton.jit
+def cos(x):
+    """`cos(x)` as PyTorch's kernels compute it, for any x (tl.cos is that of small ones)."""
+    if INTERPRETED:
+        return tl.cos(x)
+    return libdevice.cos(x)
+
+
+@triton.jit
+def sin(x):
+    """`sin(x)`, likewise."""
+    if INTERPRETED:
+        return tl.sin(x)
+    return libdevice.sin(x)
+
+
+@triton.jit
 def log1p(x):
     """`log(1 + x)`, right for small x."""
     if INTERPRETED:

@@ -1,7 +1,8 @@
-"""RMSNorm, alone or behind a residual addition, in one pass.
+"""RMSNorm, alone, of embedded tokens, or behind a residual addition, in one pass.
 
-Bytes per element: 4 alone (read x, write out), 8 with the addition (read x and residual, write
-both), in 16-bit dtypes; the whole chain in PyTorch moves 20 and 28. A row stays in registers
+Bytes per element: 4 alone (read x, write out), 6 of an embedded token (write it, too), 8 with the
+addition (read x and residual, write both), in 16-bit dtypes; the whole chain in PyTorch moves 20,
+24 and 28. A row stays in registers
 between its sum of squares and its scaling; short rows share a program.
 """
 
@@ -43,6 +44,22 @@ def _rms_norm(
     tl.store(out + row * DIM + col, normed(value, w, eps, DIM), mask=mask)
 
 
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
+def _embed_rms_norm(
+    ids, table, weight, out, rows, count, stride, eps,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = (row < count) & (col < DIM)
+    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
+    follow()
+    at = tl.load(ids + row, mask=row < count, other=0)
+    value = tl.load(table + at * stride + col, mask=mask, other=0.0)
+    tl.store(rows + row * DIM + col, value, mask=mask)
+    tl.store(out + row * DIM + col, normed(value, w, eps, DIM), mask=mask)
+
+
 def program(count: int, dim: int) -> tuple[int, int, int]:
     """Rows of a program, columns (a power of two), and warps, for `count` rows of `dim`. Sums run
     in an order that depends on these."""
@@ -76,6 +93,21 @@ def _launch(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `ops.norm.rms_norm`; D up to 16384."""
     return _launch(x, None, weight, eps)[0]
+
+
+def embed_rms_norm(
+    ids: torch.Tensor, table: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `ops.norm.embed_rms_norm`; D up to 16384."""
+    count, dim = len(ids), table.shape[1]
+    out, rows = (torch.empty(count, dim, dtype=table.dtype, device=ids.device) for _ in range(2))
+    many, block, warps = program(count, dim)
+    if count:
+        _embed_rms_norm[(triton.cdiv(count, many),)](
+            ids, table, weight, out, rows, count, table.stride(0), eps,
+            DIM=dim, BLOCK=block, ROWS=many, num_warps=warps, launch_pdl=overlapping(),
+        )  # fmt: skip
+    return out, rows
 
 
 def add_rms_norm(

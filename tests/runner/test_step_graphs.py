@@ -1,0 +1,64 @@
+"""What a padded decode reads and leaves behind, with a model that only shows what it was given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from baton.core.forward import ForwardBatch
+from baton.core.sampling import SamplingParams
+from baton.core.step import Admit, Row
+from baton.runner.graphs import StepGraphs
+from baton.runner.sampler import Sampler
+from baton.runner.slots import Slots
+
+VOCAB, PAGE, CPU = 100, 4, torch.device("cpu")
+
+
+class Follower:
+    """Says token + position + 1, and keeps the batches that it was given."""
+
+    graph_prompts = False
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[torch.Tensor, ForwardBatch]] = []
+
+    def plan(self, batch: ForwardBatch, views: Any) -> ForwardBatch:
+        return batch
+
+    def forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        self.seen.append((ids, batch))
+        return F.one_hot((ids + batch.positions + 1) % VOCAB, VOCAB).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_decodes_beside_padding() -> None:
+    slots, sampler = Slots(6, 20, 3, CPU, debug=False), Sampler(6, VOCAB, CPU)
+    model: Any = Follower()
+    graphs = StepGraphs(model, [], slots, sampler, PAGE, 6, 0)
+    for slot, length in ((4, 7), (1, 3), (0, 8)):
+        sampler.admit(Admit(slot, SamplingParams(temperature=0.0), 0, 3, 2, [], []))
+        slots.pages[slot] = torch.arange(3) + 3 * slot
+        slots.computed[slot], slots.last_token[slot] = length, 10 * slot
+    rows: list[Any] = [SimpleNamespace(slot=slot, tokens=()) for slot in (4, 1, 0)]
+    asked: list[Row] = rows
+    for step in range(2):
+        found = graphs.run(asked)
+        assert found is not None
+        assert found.chosen is not None
+        ids, batch = model.seen[-1]
+        assert batch.positions.tolist() == [7 + step, 3 + step, 8 + step, 0]
+        # page 13 of slot 4 ends and page 14 begins, likewise 3 and 4 of slot 1; then the scrap page
+        assert batch.slots.tolist() == [[55, 15, 8, 80], [56, 16, 9, 80]][step]
+        assert batch.pages.tolist() == [[12, 13, 14], [3, 4, 5], [0, 1, 2], [20] * 3]
+        assert ids.tolist() == [[40, 10, 0, 0], [48, 14, 9, 0]][step]
+        assert found.chosen.tolist() == [[[48, 14, 9, 1], [57, 19, 19, 1]][step], [0] * 4]
+        assert slots.computed[[4, 1, 0]].tolist() == [8 + step, 4 + step, 9 + step]
+        assert slots.last_token[[4, 1, 0]].tolist() == found.chosen[0, :3].tolist()
+        assert sampler.generated.tolist() == [3 + step, 3 + step, 0, 0, 3 + step, 0, 0]
+        assert slots.computed[slots.scrap] == slots.last_token[slots.scrap] == 0
