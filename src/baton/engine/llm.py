@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from baton.config.options import EngineOptions
 from baton.core.errors import ConfigError, RequestError
-from baton.core.request import Output
+from baton.core.request import Output, TokenOutput
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
 from baton.core.step import Scores
@@ -125,6 +126,16 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return self.core.stats()
+
+    @contextlib.contextmanager
+    def watched(self, on_step: Callable[[Sequence[TokenOutput]], None]) -> Iterator[None]:
+        """Inside, `on_step` hears the outputs of each engine step when it is committed, of all
+        calls: for measurements. It must neither raise nor call the `LLM`."""
+        self._shared.on_step = on_step
+        try:
+            yield
+        finally:
+            self._shared.on_step = None
 
     def close(self) -> None:
         """Free the device and end worker processes. Calls that still run, in other threads or

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from baton.core.errors import RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output, TokenOutput
@@ -62,10 +62,13 @@ class SharedCore:
     """An EngineCore for several threads. Only one of them is in it at any time.
 
     Each call goes through `start`, then `step` until nothing of it runs, then `leave` in any case.
+
+    on_step: hears every step's outputs.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self.on_step: Callable[[Sequence[TokenOutput]], None] | None = None
         self._calls: dict[str, Call] = {}  # by their engine requests
         self._lock, self._next = threading.Lock(), threading.Lock()
         self._ended = ""  # why nothing is answered any more
@@ -146,6 +149,8 @@ class SharedCore:
             for call in self._calls.values():
                 call.error = error
             return
+        if self.on_step is not None:
+            self.on_step(outputs)
         for out in outputs:
             owner = self._calls.get(out.request_id)
             if owner is not None and out.request_id in owner.running:

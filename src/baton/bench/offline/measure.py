@@ -9,17 +9,15 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from baton.bench.offline.points import REPEATED_TOKENS, Point
 from baton.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from baton.core.request import Output, TokenOutput
-    from baton.engine.core import EngineCore
     from baton.engine.llm import LLM
 
 #: the first request of a process: prompt and output tokens
@@ -59,28 +57,24 @@ class Timed:
 
 
 class _Meter:
-    """Stands before an EngineCore and notes the gaps between full decode steps, in seconds."""
+    """Notes the gaps between full decode steps, in seconds."""
 
-    def __init__(self, core: EngineCore, batch: int, on_full: Callable[[], None] | None) -> None:
-        self._core, self._batch, self._on_full = core, batch, on_full
+    def __init__(self, batch: int, on_full: Callable[[], None] | None = None) -> None:
+        self._batch, self._on_full = batch, on_full
         self._last: float | None = None
         self.gaps: list[float] = []
 
-    def step(self) -> list[TokenOutput]:
-        outputs = self._core.step()
+    def __call__(self, outputs: Sequence[TokenOutput]) -> None:
+        """A step with these outputs has been committed."""
         now = time.perf_counter()
         if len(outputs) != self._batch or any(out.finish_reason for out in outputs):
             self._last = None
-            return outputs
+            return
         if self._last is not None:
             self.gaps.append(now - self._last)
         self._last = now
         if self._on_full is not None:
             self._on_full()
-        return outputs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
 
 
 class Stopwatch:
@@ -122,7 +116,8 @@ class Stopwatch:
         samples, host, gaps, steps = [], [], list[float](), 0
         for _ in range(repeats):
             short = self._run(prompts, 1)
-            with self._metering(point.batch) as meter:
+            meter = _Meter(point.batch)
+            with self.llm.watched(meter):
                 long = self._run(prompts, 1 + point.decode_steps)
             steps = long.steps - short.steps
             samples.append((long.seconds - short.seconds) / point.decode_steps * 1e3)
@@ -133,18 +128,8 @@ class Stopwatch:
     def watch(self, point: Point, on_full: Callable[[], None]) -> None:
         """Run a decode point once more, calling `on_full` after every full decode step."""
         prompts = [self.prompt(point.context) for _ in range(point.batch)]
-        with self._metering(point.batch, on_full):
+        with self.llm.watched(_Meter(point.batch, on_full)):
             self._run(prompts, 1 + point.decode_steps)
-
-    @contextmanager
-    def _metering(self, batch: int, on_full: Callable[[], None] | None = None) -> Iterator[_Meter]:
-        core = self.llm.core
-        meter = _Meter(core, batch, on_full)
-        self.llm.core = cast("EngineCore", meter)
-        try:
-            yield meter
-        finally:
-            self.llm.core = core
 
     def _run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Run:
         before = self.llm.stats()
