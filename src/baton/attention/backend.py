@@ -96,13 +96,14 @@ class AttentionBackend:
         raise NotImplementedError
 
 
-#: In order of preference, by what was measured on an H200 (causal BF16, TFLOP/s at 32K or more:
-#: fa4 660-720, fa3 665-700, cuDNN 550-600).
+#: In order of preference, by what was measured on an H200 (causal BF16, TFLOP/s of 64 heads of GQA
+#: at 4K, 16K, 128K: fa3 575, 689, 661; fa4 514, 711, 652; cuDNN 529, 640, 551); fa3 has nothing to
+#: compile.
 ATTENTION: Registry[type[AttentionBackend]] = Registry(
     "attention backend",
     {
-        "fa4": "baton.attention.flash:FA4Backend",
         "fa3": "baton.attention.flash:FA3Backend",
+        "fa4": "baton.attention.flash:FA4Backend",
         "sdpa": "baton.attention.sdpa:SDPABackend",
         "triton": "baton.attention.triton_backend:TritonBackend",
         "torch": "baton.attention.torch_backend:TorchBackend",
