@@ -16,6 +16,7 @@ import pytest
 from baton.config.options import EngineOptions
 from baton.engine.folder import PrivateFolder
 from baton.engine.lifeline import spawn
+from baton.engine.threads import in_daemon
 from helpers.proc import await_true, children, gone
 
 OPTIONS = EngineOptions.of("none")
@@ -154,3 +155,16 @@ def test_a_folder_that_is_removed_leaves_no_process() -> None:
         folder.remove()
     assert not Path(folder.path).exists()
     assert children(os.getpid(), folder.path) == []
+
+
+def test_a_folder_is_removed_though_a_fork_holds_the_pipe_of_its_janitor() -> None:
+    folder = PrivateFolder("baton-test-")
+    assert folder._janitor is not None
+    assert folder._janitor.stdin is not None
+    held = os.dup(folder._janitor.stdin.fileno())  # as a fork would
+    try:
+        in_daemon(folder.remove).result(30)
+        assert not Path(folder.path).exists()
+        assert children(os.getpid(), folder.path) == []
+    finally:
+        os.close(held)

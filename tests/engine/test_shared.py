@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from baton.core.errors import RequestFailed, Unavailable
+from baton.core.errors import RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, TokenOutput
 from baton.engine.threads import in_daemon
 
@@ -163,6 +163,70 @@ def test_a_step_that_fails_fails_all_calls_and_the_next_one_is_served(
         during(llm, other)
     assert ids(llm, [9], 20) == expected
     assert llm.stats().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("part", ["collect", "launch"])
+def test_a_step_that_fails_halfway_ends_an_llm_that_cannot_go_on(
+    llm: LLM, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scheduler and core disagree then about what is in flight: the caller gets the error, and
+    nobody waits for what never comes."""
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("broken on purpose")
+
+    closed: list[bool] = []
+    close = llm.core.close
+    monkeypatch.setattr(llm.core, "close", lambda: closed.append(True) or close())
+    monkeypatch.setattr(llm.core.executor, part, failing)
+    call = in_daemon(lambda: ids(llm, [9], 20))
+    with pytest.raises(AssertionError, match="on purpose"):
+        call.result(60)
+    with pytest.raises((AssertionError, Unavailable)):
+        in_daemon(lambda: ids(llm, [9], 2)).result(60)
+    in_daemon(llm.close).result(60)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("work", ["close", "generate"])
+def test_a_call_in_the_middle_of_a_step_is_refused(
+    llm: LLM, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler makes it: its own thread holds the core."""
+    expected, step, heard = ids(llm, [9], 3), llm.core.step, list[str]()
+
+    def interrupted() -> list[TokenOutput]:
+        try:
+            llm.close() if work == "close" else ids(llm, [5], 1)
+        except RequestError as error:
+            heard.append(str(error))
+        return step()
+
+    monkeypatch.setattr(llm.core, "step", interrupted)
+    assert in_daemon(lambda: ids(llm, [9], 3)).result(60) == expected
+    assert heard
+    assert "in the middle of one of its own steps" in heard[0]
+
+
+def test_scores_that_nobody_waits_for_are_dropped(llm: LLM) -> None:
+    llm.core.scores["given up"] = []
+    kept: list[int] = []
+    with llm.watched(lambda outputs: kept.append(len(llm.core.scores))):
+        ids(llm, [9], 3)
+    assert kept
+    assert not any(kept)
+
+
+def test_of_several_that_watch_the_innermost_hears(llm: LLM) -> None:
+    outer: list[int] = []
+    inner: list[int] = []
+    with llm.watched(lambda outputs: outer.append(len(outputs))):
+        with llm.watched(lambda outputs: inner.append(len(outputs))):
+            ids(llm, [9], 3)
+        assert sum(inner) == 3
+        assert outer == []
+        ids(llm, [9], 3)
+    assert sum(outer) == 3
 
 
 def test_a_call_that_is_given_up_leaves_the_others_alone(llm: LLM) -> None:

@@ -12,7 +12,7 @@ from baton.core.errors import ConfigError
 from baton.evals.document import Answer, Document
 from baton.evals.exam import Exam, Suite
 from baton.evals.marks import Marks
-from baton.evals.resume import Parts, part_of
+from baton.evals.resume import Parts, alone, part_of
 from baton.evals.run import run
 from baton.evals.subject import Progress, answer_to
 
@@ -127,3 +127,10 @@ def test_only_what_is_not_finished_can_be_gone_on_with(tmp_path: Path) -> None:
     assert part_of(out, False) == part
     with pytest.raises(ConfigError, match="is there and whole"):
         part_of(out, True)
+
+
+def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "x.json", tmp_path / ("x" * 300)):
+        with pytest.raises(ConfigError, match="the lock of"), alone(out):
+            pass

@@ -139,6 +139,18 @@ def test_what_is_not_http_is_told_but_not_in_the_middle_of_an_answer(hasty: Runn
     assert said.count(b"HTTP/1.1 ") == 1
 
 
+def test_what_follows_a_request_is_not_its_answer(hasty: Running) -> None:
+    """A request that waits for its answer, and bytes behind it that are not HTTP."""
+    hasty.engine.script.hang_after = 1
+    try:
+        with connect(hasty) as client:
+            client.sendall(head(len(BODY)) + BODY + b"hello?\r\n\r\n")
+            said = rest(client)
+    finally:
+        hasty.reset()
+    assert b"HTTP/1.1 400" not in said
+
+
 def test_so_is_a_later_one_on_the_same_connection(hasty: Running) -> None:
     with connect(hasty) as client:
         client.sendall(head(len(BODY)) + BODY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,8 @@ import tempfile
 import time
 
 from baton.core import env
+
+_PATIENCE = 10.0  # seconds in which those that still write to a folder end
 
 
 class PrivateFolder:
@@ -43,10 +46,15 @@ class PrivateFolder:
         if self._janitor is not None:
             assert self._janitor.stdin is not None
             self._janitor.stdin.close()
+            if os.path.exists(self.path):  # something still writes to it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._janitor.wait(_PATIENCE + 1)
+            # A fork of this process holds the pipe, too: the end of input may never come.
+            self._janitor.kill()
             self._janitor.wait()
 
 
-def remove_after(path: str, seconds: float = 10.0) -> None:
+def remove_after(path: str, seconds: float = _PATIENCE) -> None:
     """Remove a folder when standard input ends. Processes that are about to end, too, may still
     write to it, so this is tried for `seconds`."""
     for number in (signal.SIGINT, signal.SIGTERM):

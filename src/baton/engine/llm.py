@@ -130,12 +130,13 @@ class LLM:
     @contextlib.contextmanager
     def watched(self, on_step: Callable[[Sequence[TokenOutput]], None]) -> Iterator[None]:
         """Inside, `on_step` hears the outputs of each engine step when it is committed, of all
-        calls: for measurements. It must neither raise nor call the `LLM`."""
-        self._shared.on_step = on_step
+        calls: for measurements. It cannot call the `LLM`; what it raises, the call that made the
+        step raises. Of several the innermost hears."""
+        before, self._shared.on_step = self._shared.on_step, on_step
         try:
             yield
         finally:
-            self._shared.on_step = None
+            self._shared.on_step = before
 
     def close(self) -> None:
         """Free the device and end worker processes. Calls that still run, in other threads or

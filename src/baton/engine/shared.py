@@ -10,11 +10,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from baton.core.errors import RequestFailed, Unavailable
+from baton.core.errors import RequestError, RequestFailed, Unavailable
 from baton.core.request import FinishReason, Output, TokenOutput
 from baton.core.step import Scores
 from baton.engine.core import EngineCore
 from baton.engine.output import Answers, merge
+
+_MOST_IN_FLIGHT = 1000  # steps: two, and a chunk's layers that come in steps of their own
 
 
 class Call:
@@ -72,6 +74,7 @@ class SharedCore:
         self._calls: dict[str, Call] = {}  # by their engine requests
         self._lock, self._next = threading.Lock(), threading.Lock()
         self._ended = ""  # why nothing is answered any more
+        self._mine = threading.local()  # whether this thread is in the core, or waits for it
 
     def start(self, call: Call, cache_salt: str = "", scores: Sequence[int] = ()) -> None:
         """Queue everything a call asks for.
@@ -97,7 +100,7 @@ class SharedCore:
 
         Raises:
             RequestFailed: one of its requests failed.
-            Unavailable: a rank died, or the core has been closed.
+            Unavailable: a rank died, a step broke, or the core has been closed.
         """
         with self._turn():
             if call.error is None and call.running:
@@ -114,27 +117,42 @@ class SharedCore:
                 self._core.abort(request_id)  # unless it has ended
             if not self._calls:
                 self._drain()
-                self._core.scores.clear()
+            self._forget()
 
     def close(self) -> None:
         """End the core between two steps, and with it the calls that run."""
         with self._turn():
-            for request_id in self._calls:
-                self._core.abort(request_id)
-            self._drain()
-            self._ended = self._ended or "this LLM has been closed"
-            self._core.close()
+            try:
+                for request_id in self._calls:
+                    self._core.abort(request_id)
+                self._drain()
+            finally:
+                self._ended = self._ended or "this LLM has been closed"
+                self._core.close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """The only one in the core. Who waits is next: the lock alone would as a rule go to the
-        thread that has just given it up."""
-        with self._next:
-            self._lock.acquire()
+        thread that has just given it up.
+
+        Raises:
+            RequestError: this thread is in the core, or waits for it: it would wait for itself.
+        """
+        if getattr(self._mine, "turn", False):
+            raise RequestError(
+                "an LLM cannot be called or closed in the middle of one of its own steps, by a "
+                "signal handler or what `watched` calls: note it there, and do it afterwards"
+            )
+        self._mine.turn = True
         try:
-            yield
+            with self._next:
+                self._lock.acquire()
+            try:
+                yield
+            finally:
+                self._lock.release()
         finally:
-            self._lock.release()
+            self._mine.turn = False
 
     def _require(self) -> None:
         if self._ended:
@@ -149,12 +167,13 @@ class SharedCore:
             for call in self._calls.values():
                 call.error = error
             return
-        if self.on_step is not None:
-            self.on_step(outputs)
         for out in outputs:
             owner = self._calls.get(out.request_id)
             if owner is not None and out.request_id in owner.running:
                 self._hand(owner, out)
+        self._forget()
+        if self.on_step is not None:
+            self.on_step(outputs)
 
     def _hand(self, call: Call, out: TokenOutput) -> None:
         """Give an output to the call that waits for it, in whichever thread."""
@@ -169,9 +188,20 @@ class SharedCore:
             call.scores[out.request_id] = self._core.scores.pop(out.request_id)
 
     def _drain(self) -> None:
-        """Commit what is in flight; nothing else runs."""
+        """Commit what is in flight; nothing else runs. After a step that failed halfway that may be
+        impossible: then this is the end of the core, for the next call to say."""
         try:
-            while not self._ended and self._core.has_work():
+            for _ in range(_MOST_IN_FLIGHT):
+                if self._ended or not self._core.has_work():
+                    return
                 self._core.step()
-        except Unavailable as error:  # for the next call to say
+            self._ended = "what was in flight never came to an end"
+        except Unavailable as error:
             self._ended = str(error)
+        except Exception as error:
+            self._ended = f"a step broke: {type(error).__name__}: {error}"
+
+    def _forget(self) -> None:
+        """Drop scores that no call waits for any more."""
+        for request_id in self._core.scores.keys() - self._calls.keys():
+            del self._core.scores[request_id]

@@ -37,7 +37,7 @@ class Parts:
     There is no file before the first context has been answered.
 
     Args:
-        path: of the file, gone on from if it is there; None keeps answers in memory only.
+        path: of the file, gone on from if it is there; None keeps nothing.
         head: subject and suite. Only answers of the same are gone on from.
 
     Raises:
@@ -92,12 +92,15 @@ def alone(out: Path) -> Iterator[None]:
     open already could lock what no longer has a name, while another one locks a new file.
 
     Raises:
-        ConfigError: another one is doing so now.
+        ConfigError: another one is doing so now, or the lock cannot be made.
     """
-    lock = filelock.FileLock(out.with_name(f".{out.name}.lock"))
+    lock_file = out.with_name(f".{out.name}.lock")
+    lock = filelock.FileLock(lock_file)
     try:
         lock.acquire(timeout=0)
-    except filelock.Timeout:
+    except (OSError, filelock.Timeout) as error:
+        if not isinstance(error, filelock.Timeout) or not lock_file.exists():
+            raise ConfigError(f"cannot make {lock_file}, the lock of {out}: {error}") from None
         raise ConfigError(
             f"another evaluation is writing {out}: wait for its end, or give another --out"
         ) from None

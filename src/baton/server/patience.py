@@ -72,8 +72,10 @@ class _Patient(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._end()
-        if self._answered() or (self._asked and self._asked[0].response_started):
-            self.transport.close()  # it would be a second answer, or in the middle of another
+        first = self._asked[0] if self._asked else None
+        others = first is not None and (first.response_started or first is not self._coming)
+        if others or self._answered():
+            self.transport.close()  # it would be another's answer, in the middle of it, or a second
         else:
             super().send_400_response(msg)
 

@@ -219,7 +219,7 @@ def supports(q: torch.Tensor, q_rope: torch.Tensor, pages_kv: torch.Tensor, tile
         and q.shape[1] <= ROWS
         and q.shape[2] == LATENT
         and rope == width - LATENT
-        and rope in (32, 64, 128)
+        and rope in (32, 64)
         and heads == 1
         and page % TILE == 0
         and tile == TILE

@@ -2,8 +2,8 @@
 
 Bytes per element: 4 alone (read x, write out), 6 of an embedded token (write it, too), 8 with the
 addition (read x and residual, write both), in 16-bit dtypes; the whole chain in PyTorch moves 20,
-24 and 28. A row stays in registers
-between its sum of squares and its scaling; short rows share a program.
+24 and 28. A row stays in registers between its sum of squares and its scaling; short rows share a
+program.
 """
 
 from __future__ import annotations
