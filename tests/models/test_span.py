@@ -18,7 +18,7 @@ from baton.models.span import Span
 from baton.models.tokenizer import load_tokenizer
 
 ROPE = str(Path(__file__).parents[2] / "models" / "recall-rope")
-ALPHABET = pre_tokenizers.ByteLevel.alphabet()
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # it comes in any order
 
 
 def byte_level(alphabet: list[str] = ALPHABET) -> Tokenizer:
