@@ -151,18 +151,17 @@ def decode_mla(
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
     if decode_mla_hopper.supports(q, q_rope, pages_kv, shares.tile):
         decode_mla_hopper.launch(q, q_rope, pages_kv, pages, shares, space, scale, out, lse)
-        combine(space, shares, out, lse, launch.rows, 0)
-        return out, lse
-    _decode_mla_kernel[(shares.programs,)](
-        q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
-        space.out, space.lse, batch, scale * LOG2_E,
-        q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
-        pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
-        H=heads, R=launch.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
-        ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
-        B_PAD=padded_batch(batch), STAGES=launch.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=launch.warps, launch_pdl=overlapping(),
-    )  # fmt: skip
+    else:
+        _decode_mla_kernel[(shares.programs,)](
+            q, q_rope, pages_kv, pages, shares.lengths, shares.bounds, out, lse,
+            space.out, space.lse, batch, scale * LOG2_E,
+            q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
+            pages_kv.stride(0), pages_kv.stride(1), pages.stride(0),
+            H=heads, R=launch.rows, L=latent, L_PAD=triton.next_power_of_2(latent), ROPE=rope,
+            ROPE_PAD=triton.next_power_of_2(rope), TILE=shares.tile, PAGE=page_size,
+            B_PAD=padded_batch(batch), STAGES=launch.stages,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=launch.warps, launch_pdl=overlapping(),
+        )  # fmt: skip
     combine(space, shares, out, lse, launch.rows, 0)
     return out, lse
