@@ -28,18 +28,49 @@ def _double(x, out, N: tl.constexpr):
     tl.store(out + i, tl.load(x + i) * 2)
 
 
+class Card(Hopper):
+    """Notes what is loaded: the device, and the thread."""
+
+    def __init__(self) -> None:
+        self.current, self.loaded = threading.local(), list[tuple[int, str]]()
+        self.current.device = 1
+        self.utils = self  # methods of both are called here
+
+    def get_current_device(self) -> int:
+        return self.current.device  # of the thread, as in CUDA
+
+    def set_current_device(self, device: int) -> None:
+        self.current.device = device
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448}
+
+    def launcher_cls(self, source: Any, metadata: Any) -> object:
+        return object()
+
+    def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        self.loaded.append((device, threading.current_thread().name))
+        return "module", "function", 32, 0, 1024
+
+
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[str]]:
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    found = Card()
+    monkeypatch.setattr(driver, "_active", found)
+    return found
+
+
+@pytest.fixture
+def compiled(card: Card, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[str]]:
     """Threads that compiled a kernel."""
     found: list[str] = []
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(driver, "_active", Hopper())
     triton.knobs.compilation.listener = lambda **_: found.append(threading.current_thread().name)
     yield found
     triton.knobs.compilation.listener = None
 
 
-def test_kernels_are_compiled_and_not_launched(compiled: list[str]) -> None:
+def test_kernels_are_compiled_and_not_launched(compiled: list[str], card: Card) -> None:
     run = triton.JITFunction.run
     with torch.inference_mode(), precompiling():
         for _ in range(5):
@@ -50,9 +81,12 @@ def test_kernels_are_compiled_and_not_launched(compiled: list[str]) -> None:
     assert len(compiled) == 3
     assert threading.current_thread().name not in compiled
     assert triton.JITFunction.run is run
-    kernels = list(_double.device_caches[0][0].values())
+    kernels = list(_double.device_caches[1][0].values())
     assert len(kernels) == 3
     assert all(isinstance(kernel, triton.compiler.CompiledKernel) for kernel in kernels)
+    # Ready to be launched: each was loaded once, where it was compiled, on this thread's device.
+    assert all(kernel.module == "module" and kernel._run is not None for kernel in kernels)
+    assert sorted(card.loaded) == sorted((1, name) for name in compiled)
 
 
 def test_an_error_leaves_launches_as_they_were(compiled: list[str]) -> None:

@@ -1,7 +1,9 @@
 """Compiles the Triton kernels of a piece of code all at once, before it runs for the first time.
 
 Triton compiles a kernel when it is launched and the launch waits for it, so a first step costs the
-sum of its kernels. Most of a compilation is outside Python's lock, in LLVM and `ptxas`.
+sum of its kernels. Most of a compilation is outside Python's lock, in LLVM and `ptxas`. So is
+what a first launch adds to it: a C module that launches kernels of this signature, from a C
+compiler, and loading both.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def precompiling() -> Iterator[None]:
-    """Inside, no Triton kernel runs: those not known yet are compiled by other threads, and
-    everything else computes on zeros in their place. At the end all are ready.
+    """Inside, no Triton kernel runs: those not known yet are compiled and loaded by other threads,
+    and everything else computes on zeros in their place. At the end all are ready to be launched on
+    the current device.
 
     For one thread only: launches of all threads are held back.
     """
@@ -42,6 +45,7 @@ def precompiling() -> Iterator[None]:
         yield
         return
     import triton
+    from triton.runtime import driver
 
     launch = triton.JITFunction.run
 
@@ -50,13 +54,23 @@ def precompiling() -> Iterator[None]:
 
     class Compiling(triton.AsyncCompileMode):  # type: ignore[misc]
         def submit(self, key: str, compile_fn: Any, finalize_fn: Callable[[Any], None]) -> Any:
+            def ready() -> Any:
+                kernel = compile_fn()
+                kernel._init_handles()  # what else its first launch would do
+                return kernel
+
             known = key in self.future_kernels
-            kernel = super().submit(key, compile_fn, finalize_fn)
+            kernel = super().submit(key, ready, finalize_fn)
             if not known:  # found at once by the next launch, instead of being keyed again
                 finalize_fn(kernel)
             return kernel
 
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool, Compiling(pool):
+    threads, gpu = min(_THREADS, os.cpu_count() or 1), driver.active
+    current = (gpu.get_current_device(),)  # each thread has its own, the first one as a rule
+    with (
+        ThreadPoolExecutor(threads, "compile", gpu.set_current_device, current) as pool,
+        Compiling(pool),
+    ):
         triton.JITFunction.run = compile_only
         try:
             with _Zeros():  # type: ignore[no-untyped-call]
