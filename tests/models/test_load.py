@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from baton.core.errors import ModelError
+from baton.layers.moe import Router
 from baton.layers.weights import Weighted
 from baton.models.load import dummy_weights, load_weights
 from baton.models.registry import build, parse
@@ -135,6 +136,25 @@ def test_fills_cover_every_element_once(case: str) -> None:
                     if fill.parameter == name:
                         times[fill.into] += 1
                 assert (times == 1).all(), name
+
+
+@pytest.mark.parametrize("dummy", [True, False])
+def test_what_is_made_of_weights_is_made_of_those_loaded(
+    dummy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.layers.moe.split_weight", lambda weight: -weight)
+    config, tensors = saved("hy3", tmp_path)
+    model = build(config, "float32", "cpu", LocalGroup())
+    for _ in range(2):
+        if dummy:
+            dummy_weights(model, 0)
+        else:
+            load_weights(model, DictCheckpoint(tensors))
+        routers = [module for module in model.modules() if isinstance(module, Router)]
+        assert routers
+        assert all(torch.equal(r._split, -r.weight) for r in routers)
+        for router in routers:
+            router.weight.zero_()
 
 
 def test_dummy_weights_are_seeded_and_shaped_as_promised() -> None:

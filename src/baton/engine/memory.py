@@ -74,17 +74,22 @@ class MemoryBudget:
 def measure_budget(
     config: EngineConfig, model: Model, device: torch.device, step: Probe
 ) -> MemoryBudget:
-    """Run the widest step and capture all graphs on a small pool, and see what they take."""
+    """Run the widest step and capture all graphs on a small pool, and see what they take.
+
+    The step goes through one layer of each kind: a layer's activations are freed before the next
+    one's are made, so more layers take more time and no more memory.
+    """
     trial = replace(config, num_pages=TRIAL_PAGES)
     views = pool_views(trial, model, device)
     before = torch.cuda.memory_allocated(device)
-    runner = Runner(trial, model, views)
+    runner = Runner(trial, model.brief(), views)
     runner.precompile()
     runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     runner.probe(step)
     peak = torch.cuda.max_memory_allocated(device)
+    runner = Runner(trial, model, views)
     stays = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import nn
 
@@ -38,15 +36,16 @@ class Router(Weighted):
             self.declare("bias", (experts,), dtype)
             bias = Source("gate.e_score_correction_bias", (experts,), (all_rows,))
             self.fills.append(Fill("bias", (all_rows,), (bias,), dummy="zero"))
+        #: the weight as the gate multiplies many tokens with it
+        self._split: torch.Tensor | None = None
+
+    def derive(self) -> None:
+        """See Weighted."""
+        self._split = split_weight(self.weight)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`[T, H] -> (experts int64 [T, K + S], weights [T, K + S])`, shared experts behind."""
-        return gate(x, self.weight, self.bias, self.moe, self.split)
-
-    @cached_property
-    def split(self) -> torch.Tensor | None:
-        """The loaded weight as the gate multiplies many tokens with it; made at first use."""
-        return split_weight(self.weight)
+        return gate(x, self.weight, self.bias, self.moe, self._split)
 
 
 class Experts(Weighted):

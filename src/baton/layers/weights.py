@@ -118,3 +118,6 @@ class Weighted(nn.Module):
         """Add parameter `name`, on the meta device until the loader gives it memory."""
         empty = torch.empty(shape, dtype=dtype, device="meta")
         self.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+
+    def derive(self) -> None:
+        """Make again what is computed of the parameters once; called when they have changed."""

@@ -84,6 +84,7 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
     for target in targets:
         if not target.fill.sources:
             target.zero()
+    _derive(model)
 
 
 def dummy_weights(model: CausalLM, seed: int) -> None:
@@ -107,6 +108,7 @@ def dummy_weights(model: CausalLM, seed: int) -> None:
         generator.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
         values = torch.empty(source.shape, device=model.device)
         target.write(values.normal_(0.0, _STD, generator=generator)[source.take])
+    _derive(model)
 
 
 def _targets(model: nn.Module) -> Iterator[_Target]:
@@ -117,6 +119,13 @@ def _targets(model: nn.Module) -> Iterator[_Target]:
             prefix = path.rpartition(".")[0]
             for fill in module.fills:
                 yield _Target(module, f"{prefix}." if prefix else "", fill)
+
+
+def _derive(model: nn.Module) -> None:
+    """Let every module make what it computes of its parameters once."""
+    for module in model.modules():
+        if isinstance(module, Weighted):
+            module.derive()
 
 
 def _materialise(model: CausalLM) -> None:

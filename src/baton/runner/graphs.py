@@ -105,15 +105,23 @@ class StepGraphs:
         self._slots.computed[self._slots.scrap] = 0  # prompts moved it
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every bucket, largest first, in one shared memory pool."""
+    def capture(self, brief: StepGraphs) -> None:
+        """Capture every bucket, largest first, in one shared memory pool.
+
+        Args:
+            brief: the same steps through one layer of each kind. They run first, since a kernel
+                cannot be loaded while one is captured, nor may what libraries keep be allocated.
+        """
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            brief.run_once()
+        torch.cuda.current_stream().wait_stream(stream)
         for size in reversed(self._prompts):
             self._prefills[size] = _capture(self._prefill_body, size, pool, stream)
         for size in reversed(self._batches):
             self._decodes[size] = _capture(self._decode_body, size, pool, stream)
-        self._slots.computed[self._slots.scrap] = 0  # the warm-up moved it
         torch.cuda.synchronize()
 
     def passes(self, rows: Sequence[int], of: Sequence[Row]) -> list[list[int]]:
@@ -213,10 +221,6 @@ def _capture(
     pool: Any,
     stream: torch.cuda.Stream,
 ) -> _Captured:
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        body(size)  # compiles kernels and fills caches outside the capture
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=stream):
         result = body(size)

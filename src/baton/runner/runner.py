@@ -160,7 +160,7 @@ class Runner:
             return
         self.graphs = self._step_graphs(self.model)
         if not self.config.enforce_eager:
-            self.graphs.capture()
+            self.graphs.capture(self._step_graphs(self.model.brief()))
 
     def _step_graphs(self, model: Model) -> StepGraphs:
         config = self.config
