@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +32,11 @@ def _double(x, out, N: tl.constexpr):
 
 
 class Card(Hopper):
-    """Notes what is loaded: the device, and the thread."""
+    """Notes what is loaded, by device and thread, and the grids of what is launched."""
 
     def __init__(self) -> None:
         self.current, self.loaded = threading.local(), list[tuple[int, str]]()
+        self.launched: list[tuple[int, int, int]] = []
         self.current.device = 1
         self.utils = self  # methods of both are called here
 
@@ -45,8 +49,8 @@ class Card(Hopper):
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 232448}
 
-    def launcher_cls(self, source: Any, metadata: Any) -> object:
-        return object()
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda x, y, z, *_: self.launched.append((x, y, z))
 
     def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
         self.loaded.append((device, threading.current_thread().name))
@@ -89,8 +93,45 @@ def test_kernels_are_compiled_and_not_launched(compiled: list[str], card: Card) 
     assert sorted(card.loaded) == sorted((1, name) for name in compiled)
 
 
+def test_other_threads_launch_meanwhile(compiled: list[str], card: Card) -> None:
+    def launch() -> None:
+        card.set_current_device(1)
+        _double[(2, 3)](torch.ones(128), torch.empty(128), N=128)
+
+    with precompiling():
+        _double[(1,)](torch.ones(64), torch.empty(64), N=64)
+        assert card.launched == []
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+    assert card.launched == [(2, 3, 1)]
+
+
 def test_an_error_leaves_launches_as_they_were(compiled: list[str]) -> None:
     run = triton.JITFunction.run
     with pytest.raises(ZeroDivisionError), precompiling():
         raise ZeroDivisionError
     assert triton.JITFunction.run is run
+
+
+def test_it_does_not_import_torch_s_compiler(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch\n"
+        "from ops.test_precompile import Card, _double\n"
+        "from triton.runtime import driver\n"
+        "from baton.ops.precompile import precompiling\n"
+        "driver._active = Card()\n"
+        "with torch.inference_mode(), precompiling():\n"
+        "    _double[(1,)](torch.ones(16), torch.empty(16), N=16)\n"
+        "print(*(name for name in ('sympy', 'torch._dynamo') if name in sys.modules))"
+    )
+    path = os.pathsep.join(sys.path)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert found.stdout.strip() == ""

@@ -70,30 +70,41 @@ class FA4Backend(PackedBackend):
         return out, lse.t()
 
 
+@functools.cache
+def _fa3() -> Any:
+    """The library's operator. Its Python interface around it, for training, imports torch's
+    compiler, which takes seconds."""
+    importlib.import_module("fa3_fwd._C")
+    return torch.ops.fa3_fwd.fwd
+
+
 class FA3Backend(PackedBackend):
-    """`fa3_fwd_interface`."""
+    """`fa3_fwd`."""
 
     @classmethod
     def limits(cls, need: AttentionNeed) -> list[str]:
         """See AttentionBackend."""
         dtypes = torch.bfloat16, torch.float16
-        return against_cuda(need, (9, 0), dtypes, "fa3_fwd_interface") + _against_dims(need)
+        return against_cuda(need, (9, 0), dtypes, "fa3_fwd._C") + _against_dims(need)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, need_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See PackedBackend."""
-        import fa3_fwd_interface as fa3
-
         kind: dict[str, Any] = {
             "softmax_scale": self.need.spec.scale,
-            "causal": piece.causal,
-            "return_attn_probs": True,
+            "is_causal": piece.causal,
+            "num_splits": 1,
         }
         if len(piece.q_lens) == 1:
-            out, lse = fa3.flash_attn_func(q[None], k[None], v[None], **kind)
+            out, lse, *_ = _fa3()(q[None], k[None], v[None], **kind)
             return out[0], lse[0].t()
-        out, lse = fa3.flash_attn_varlen_func(
-            q, k, v, piece.cu_q, piece.cu_k, max(piece.q_lens), max(piece.k_lens), **kind
-        )
+        out, lse, *_ = _fa3()(
+            q, k, v,
+            cu_seqlens_q=piece.cu_q,
+            cu_seqlens_k=piece.cu_k,
+            max_seqlen_q=max(piece.q_lens),
+            max_seqlen_k=max(piece.k_lens),
+            **kind,
+        )  # fmt: skip
         return out, lse.t()

@@ -9,37 +9,37 @@ compiler, and loading both.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from baton.ops.dispatch import has_triton
 
 _THREADS = 16
 
 
-class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """New tensors are zeros: what a kernel that did not run leaves may be used as an index."""
+class _Zeros(TorchFunctionMode):
+    """New tensors are zeros: what a kernel that did not run leaves may be used as an index. (A
+    dispatch mode would see those of torch's own operations, too, and import torch's compiler.)"""
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if "empty" in func.__name__:
+        if "empty" in getattr(func, "__name__", ""):
             out.zero_()
         return out
 
 
 @contextmanager
 def precompiling() -> Iterator[None]:
-    """Inside, no Triton kernel runs: those not known yet are compiled and loaded by other threads,
-    and everything else computes on zeros in their place. At the end all are ready to be launched on
-    the current device.
-
-    For one thread only: launches of all threads are held back.
+    """Inside, no Triton kernel of this thread runs: those not known yet are compiled and loaded by
+    other threads, and everything else computes on zeros in their place. At the end all are ready to
+    be launched on the current device.
     """
     if not has_triton():
         yield
@@ -47,10 +47,11 @@ def precompiling() -> Iterator[None]:
     import triton
     from triton.runtime import driver
 
-    launch = triton.JITFunction.run
+    launch, ours = triton.JITFunction.run, threading.get_ident()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        return launch(self, *args, grid=grid, warmup=True, **kwargs)
+        warmup = warmup or threading.get_ident() == ours
+        return launch(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     class Compiling(triton.AsyncCompileMode):  # type: ignore[misc]
         def submit(self, key: str, compile_fn: Any, finalize_fn: Callable[[Any], None]) -> Any:
@@ -73,7 +74,7 @@ def precompiling() -> Iterator[None]:
     ):
         triton.JITFunction.run = compile_only
         try:
-            with _Zeros():  # type: ignore[no-untyped-call]
+            with _Zeros():
                 yield
         finally:
             triton.JITFunction.run = launch
