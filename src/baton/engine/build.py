@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,13 +25,13 @@ from baton.core.progress import Progress
 from baton.core.units import format_bytes, format_seconds
 from baton.engine.core import EngineCore
 from baton.engine.executor import Executor, Ranks
-from baton.engine.memory import pool_views, size_pool, widest
+from baton.engine.memory import pool_views, rehearse, size_pool, widest
 from baton.engine.source import find_source, tokenizer_of
 from baton.kv.format import bytes_per_page
 from baton.kv.manager import KVManager
 from baton.models import registry
 from baton.models.decoder import CausalLM
-from baton.models.load import dummy_weights, load_weights
+from baton.models.load import dummy_weights, load_weights, materialise
 from baton.models.source import (
     ModelSource,
     open_checkpoint,
@@ -134,11 +135,15 @@ def build_rank(
     fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
     if prepared.options.expect_fingerprint is not None:  # before minutes of loading
         fingerprint.require(parse_expected(prepared.options.expect_fingerprint))
-    _load(model, prepared, show=rank == 0)
-    model.attention.warm_up()
+    materialise(model)
     sized, held = config.num_pages == 0, model.attention.prefill.held_context(config.page_size)
+    loaded = torch.cuda.memory_allocated(device) if sized else 0
+    with ThreadPoolExecutor(1) as beside:  # weights wait for the disk, compilers do not
+        rehearsed = beside.submit(rehearse, config, model, device)
+        _load(model, prepared, show=rank == 0)
+        rehearsed.result()
     if sized:
-        config = size_pool(config, model, device, group, widest(config, held))
+        config = size_pool(config, model, device, group, widest(config, held), loaded)
     views = pool_views(config, model, device)
     if rank == 0:
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -151,8 +156,6 @@ def build_rank(
             config.page_size,
         )
     runner = Runner(config, model, views)
-    if not sized:  # else it happened beside the sizing
-        runner.precompile()
     runner.capture()
     return Built(config, runner, held, fingerprint, group.close)
 

@@ -19,6 +19,7 @@ from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.units import format_bytes
 from baton.kv.format import bytes_per_page, make_views
+from baton.models.decoder import CausalLM
 from baton.runner.probes import Probe
 from baton.runner.runner import Runner
 
@@ -71,51 +72,75 @@ class MemoryBudget:
         return self.allowed - self.weights - self.step - self.kept - self.graphs - MARGIN
 
 
+def rehearse(config: EngineConfig, model: CausalLM, device: torch.device) -> None:
+    """Load libraries and compile the kernels of all steps that can come. What the weights hold does
+    not matter, so this can go on in a thread of its own while they are loaded."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
+        model.attention.warm_up()
+        trial = replace(config, num_pages=TRIAL_PAGES)
+        Runner(trial, model.brief(), pool_views(trial, model, device)).precompile()
+
+
 def measure_budget(
-    config: EngineConfig, model: Model, device: torch.device, step: Probe
+    config: EngineConfig, model: Model, device: torch.device, step: Probe, loaded: int
 ) -> MemoryBudget:
     """Run the widest step and capture all graphs on a small pool, and see what they take.
 
     The step goes through one layer of each kind: a layer's activations are freed before the next
     one's are made, so more layers take more time and no more memory.
+
+    Args:
+        loaded: bytes that torch had allocated with the weights and nothing else.
     """
     trial = replace(config, num_pages=TRIAL_PAGES)
+    pool = (TRIAL_PAGES + 1) * bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
     views = pool_views(trial, model, device)
-    before = torch.cuda.memory_allocated(device)
-    runner = Runner(trial, model.brief(), views)
-    runner.precompile()
-    runner.probe(Probe(1, min(16, config.max_model_len), 0))  # loads libraries, whose memory stays
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    runner.probe(step)
-    peak = torch.cuda.max_memory_allocated(device)
+    peak = _peak(Runner(trial, model.brief(), views), device, step) - loaded - pool
     runner = Runner(trial, model, views)
-    stays = torch.cuda.memory_allocated(device)  # with the attention backend's workspaces
+    stays = torch.cuda.memory_allocated(device) - loaded  # pool, slots, attention's workspaces
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     runner.capture()
     graphs = max(0, free - torch.cuda.mem_get_info(device)[0])
-    pool = (TRIAL_PAGES + 1) * bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
     runner.close()
     del runner, views
     torch.cuda.empty_cache()
     allowed = int(total * config.gpu_memory_utilization)
-    weights = total - free - pool - (stays - before)
+    weights = total - free - stays
     # Hidden states of a chunk on its way through the layers, and those normed.
     kept = 2 * step.chunk * config.model.hidden_size * itemsize(config.dtype)
-    return MemoryBudget(total, allowed, weights, peak - before, kept, graphs)
+    return MemoryBudget(total, allowed, weights, peak, kept, graphs)
+
+
+def _peak(runner: Runner, device: torch.device, step: Probe) -> int:
+    """Most bytes that are allocated at once while `step` runs."""
+    runner.probe(Probe(1, min(16, step.chunk), 0))  # loads libraries, whose memory stays
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    runner.probe(step)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def size_pool(
-    config: EngineConfig, model: Model, device: torch.device, group: TensorGroup, step: Probe
+    config: EngineConfig,
+    model: Model,
+    device: torch.device,
+    group: TensorGroup,
+    step: Probe,
+    loaded: int,
 ) -> EngineConfig:
     """The config with `num_pages`, `step_memory` and, if need be, a lower `max_model_len`; the
     least of all ranks, which must agree.
 
+    Args:
+        step: the widest one.
+        loaded: as in `measure_budget`.
+
     Raises:
         ConfigError: nothing is left for pages; says what took the memory.
     """
-    budget = measure_budget(config, model, device, step)
+    budget = measure_budget(config, model, device, step, loaded)
     page_bytes = bytes_per_page(model.kv_shapes, config.page_size, config.kv_dtype)
     enough = config.max_num_seqs * -(-config.max_model_len // config.page_size)
     found = torch.tensor([min(budget.pages // page_bytes, enough), -budget.step], device=device)

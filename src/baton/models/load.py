@@ -43,8 +43,22 @@ class _Target:
         self.module.get_parameter(self.fill.parameter).data[self.fill.into] = 0.0
 
 
+def materialise(model: CausalLM) -> None:
+    """Uninitialised memory on the model's device in the place of every meta parameter, and of what
+    is made of them."""
+    for module in model.modules():
+        if isinstance(module, Weighted):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.is_meta:
+                    memory = torch.empty_like(parameter, device=model.device)
+                    if model.device.type == "cpu" and name in module.columns_first:
+                        memory = torch.empty_like(parameter.mT.contiguous(), device=model.device).mT
+                    module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+    _derive(model)
+
+
 def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
-    """Give `model` memory on its device and fill it from `checkpoint`.
+    """Give `model` memory on its device, if it has none, and fill it from `checkpoint`.
 
     Args:
         model: as `registry.build` returns it.
@@ -71,7 +85,7 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
                 problem=f"has shape {list(checkpoint.shape(name))}",
                 expected=f"{list(source.shape)}",
             )
-    _materialise(model)
+    materialise(model)
     # By name, so that a stacked tensor with many regions is read once and then let go.
     found.sort(key=lambda item: item[0])
     held, tensor = "", torch.empty(0)
@@ -88,12 +102,13 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
 
 
 def dummy_weights(model: CausalLM, seed: int) -> None:
-    """Give `model` memory on its device and fill it with seeded weights, made there.
+    """Give `model` memory on its device, if it has none, and fill it with seeded weights, made
+    there.
 
     Norms are 1, router biases 0, everything else N(0, 0.02). A tensor's values depend on the
     seed, its name and the kind of device only, so that every split over ranks is the same model.
     """
-    _materialise(model)
+    materialise(model)
     generator = torch.Generator(device=model.device)
     for target in _targets(model):
         fill = target.fill
@@ -126,17 +141,6 @@ def _derive(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Weighted):
             module.derive()
-
-
-def _materialise(model: CausalLM) -> None:
-    """Replace every meta parameter by uninitialised memory on the model's device."""
-    for module in model.modules():
-        if isinstance(module, Weighted):
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                memory = torch.empty_like(parameter, device=model.device)
-                if model.device.type == "cpu" and name in module.columns_first:
-                    memory = torch.empty_like(parameter.mT.contiguous(), device=model.device).mT
-                module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
 
 
 def _find(
