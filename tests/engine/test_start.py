@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,3 +135,19 @@ def test_the_account_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.kept == 2 * 128 * 8 * 4
     used = card.total - card.free() - card.pool
     assert found.pages == card.total // 2 - used - 128 - found.kept - memory.MARGIN
+
+
+def test_a_start_does_not_import_torch_s_compiler() -> None:
+    model = str(Path(__file__).parents[1] / "evals" / "tiny")
+    code = (
+        "import sys\n"
+        "from baton import LLM\n"
+        f"with LLM({model!r}, load_format='dummy') as llm:\n"
+        "    llm.generate('one')\n"
+        "heavy = 'sympy', 'torch._dynamo', 'transformers'\n"
+        "print(*(name for name in heavy if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == ""

@@ -104,8 +104,7 @@ def test_start_up_rehearses_what_will_run(
         monkeypatch.setattr(StepGraphs, "run_once", lambda _: buckets.append(True))
         monkeypatch.setattr(Runner, "_synthetic", note)
         monkeypatch.setattr(Runner, "_graphed", lambda *_: graphed)
-        with torch.inference_mode():
-            runner._rehearse_all(runner.model.brief())
+        runner.rehearse()
     assert buckets == ([True] if graphed else [])
     decodes = [probe.seqs for probe in probes if probe.chunk == 1]
     assert decodes == ([] if graphed else batch_buckets(6)), "decodes of every batch, once"
@@ -123,6 +122,5 @@ def test_a_rehearsal_with_an_mtp_module_makes_its_guesses(
             "draft",
             lambda self, hidden, *rest: rows.append(len(hidden)) or draft(self, hidden, *rest),
         )
-        with torch.inference_mode():
-            runner._rehearse_all(runner.model.brief())
+        runner.rehearse()
         assert {*batch_buckets(6), 16, 128} <= set(rows)

@@ -20,6 +20,7 @@ from baton.core.log import get_logger
 from baton.core.units import format_bytes
 from baton.kv.format import bytes_per_page, make_views
 from baton.models.decoder import CausalLM
+from baton.ops.precompile import precompiling
 from baton.runner.probes import Probe
 from baton.runner.runner import Runner
 
@@ -74,12 +75,18 @@ class MemoryBudget:
 
 def rehearse(config: EngineConfig, model: CausalLM, device: torch.device) -> None:
     """Load libraries and compile the kernels of all steps that can come. What the weights hold does
-    not matter, so this can go on in a thread of its own while they are loaded."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread
+    not matter as long as it is finite, so this can go on in a thread of its own while they are
+    loaded."""
+    if device.type != "cuda":
+        return
+    torch.cuda.set_device(device)  # of this thread
+    trial = replace(config, num_pages=TRIAL_PAGES)
+    runner = Runner(trial, model.brief(), pool_views(trial, model, device))
+    with precompiling():
+        if not runner.slots.debug:  # its checks read what kernels have not written
+            runner.rehearse()
         model.attention.warm_up()
-        trial = replace(config, num_pages=TRIAL_PAGES)
-        Runner(trial, model.brief(), pool_views(trial, model, device)).precompile()
+    torch.cuda.synchronize(device)
 
 
 def measure_budget(

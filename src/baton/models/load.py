@@ -44,15 +44,18 @@ class _Target:
 
 
 def materialise(model: CausalLM) -> None:
-    """Uninitialised memory on the model's device in the place of every meta parameter, and of what
-    is made of them."""
+    """Memory on the model's device in the place of every meta parameter, and of what is made of
+    them: zeros on a GPU, so that steps can run before it is filled; on a CPU uninitialised."""
+    new = torch.empty if model.device.type == "cpu" else torch.zeros
     for module in model.modules():
         if isinstance(module, Weighted):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if parameter.is_meta:
-                    memory = torch.empty_like(parameter, device=model.device)
-                    if model.device.type == "cpu" and name in module.columns_first:
-                        memory = torch.empty_like(parameter.mT.contiguous(), device=model.device).mT
+                    turned = model.device.type == "cpu" and name in module.columns_first
+                    shape = parameter.shape[::-1] if turned else parameter.shape
+                    # not `empty_like`, which imports sympy to look at a meta tensor
+                    memory = new(shape, dtype=parameter.dtype, device=model.device)
+                    memory = memory.mT if turned else memory
                     module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
     _derive(model)
 

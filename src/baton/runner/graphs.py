@@ -98,10 +98,10 @@ class StepGraphs:
     @torch.inference_mode()
     def run_once(self) -> None:
         """Run every bucket once, eagerly, on padding."""
-        for size in self._prompts:
-            self._prefill_body(size)
         for size in self._batches:
             self._decode_body(size)
+        for size in self._prompts:
+            self._prefill_body(size)
         self._slots.computed[self._slots.scrap] = 0  # prompts moved it
 
     @torch.inference_mode()

@@ -23,7 +23,6 @@ from baton.core.log import get_logger
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
 from baton.core.step import Admit, Row, RowResult, Scores, StepPlan, StepResult
-from baton.ops.precompile import precompiling
 from baton.runner.graphs import StepGraphs, batch_buckets
 from baton.runner.inputs import StepInputs, build_inputs, following
 from baton.runner.probes import Probe, chunks, mixed
@@ -117,16 +116,9 @@ class Runner:
             )
 
     @torch.inference_mode()
-    def precompile(self) -> None:
-        """Compile the kernels of all steps that can come, before one waits for them."""
-        if self.device.type != "cuda" or self.slots.debug:
-            return
-        with precompiling():
-            self._rehearse_all(self.model.brief())
-        torch.cuda.synchronize(self.device)
-
-    def _rehearse_all(self, model: Model) -> None:
-        """Steps of every kind that can come, and of no other."""
+    def rehearse(self) -> None:
+        """Run steps of every kind that can come, and of no other."""
+        model = self.model
         config = self.config
         most = min(config.max_num_batched_tokens, config.max_model_len)
         if self._graphed(model):
