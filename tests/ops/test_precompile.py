@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from baton.ops.precompile import precompiling
+from baton.ops.precompile import precompiling, wake_compiler
 from helpers.sm90 import Hopper
 
 
@@ -105,6 +105,18 @@ def test_other_threads_launch_meanwhile(compiled: list[str], card: Card) -> None
         thread.start()
         thread.join()
     assert card.launched == [(2, 3, 1)]
+
+
+def test_a_compiler_is_woken_by_a_kernel_that_does_not_run(
+    compiled: list[str], card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake_compiler()
+    assert compiled == [], "there is no GPU here"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("baton.ops.triton.activation.overlapping", lambda: True)
+    wake_compiler()
+    assert compiled == [threading.current_thread().name]
+    assert card.loaded == card.launched == []
 
 
 def test_an_error_leaves_launches_as_they_were(compiled: list[str]) -> None:

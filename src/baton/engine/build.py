@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,7 @@ from baton.models.source import (
 )
 from baton.models.tokenizer import Tokenizer
 from baton.ops.host import keep_freed_memory
+from baton.ops.precompile import wake_compiler
 from baton.parallel.group import LocalGroup, ProcessGroup, ShapeGroup, make_group
 from baton.runner.probes import Probe, probes
 from baton.runner.runner import Runner
@@ -79,6 +81,8 @@ def prepare(options: EngineOptions) -> Prepared:
     """
     if options.expect_fingerprint is not None:
         parse_expected(options.expect_fingerprint)  # a wrong one shows before anything is loaded
+    if options.device.device != "cpu":
+        threading.Thread(target=wake_compiler, name="baton-compiler").start()
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
     if model.mtp:

@@ -12,14 +12,26 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from baton.ops.dispatch import has_triton
 
 _THREADS = 16
+
+
+def wake_compiler() -> None:
+    """Compile one small kernel, where there is a GPU: compilers are read from the disk and look
+    at themselves (Triton hashes 0.4 GB) before the first one, while a start waits for other things.
+    """
+    if has_triton() and torch.cuda.is_available():
+        from baton.ops.triton.activation import compile_one
+
+        with suppress(Exception):  # who needs a kernel will meet it, too
+            compile_one()
 
 
 class _Zeros(TorchFunctionMode):

@@ -38,3 +38,11 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
             launch_pdl=overlapping(),
         )  # fmt: skip
     return out
+
+
+def compile_one() -> None:
+    """Compile the kernel for bfloat16, and run nothing."""
+    _silu_mul.warmup(
+        torch.bfloat16, torch.bfloat16, 1, WIDTH=_BLOCK, BLOCK=_BLOCK, grid=(1,), num_warps=4,
+        launch_pdl=overlapping(),
+    )  # fmt: skip
