@@ -15,6 +15,7 @@ from baton.config.engine import EngineConfig
 from baton.config.resolve import itemsize
 from baton.core.errors import ConfigError
 from baton.core.forward import Model, TensorGroup
+from baton.core.garbage import uncollected
 from baton.core.kv import KVView
 from baton.core.log import get_logger
 from baton.core.units import format_bytes
@@ -82,7 +83,7 @@ def rehearse(config: EngineConfig, model: CausalLM, device: torch.device) -> Non
     torch.cuda.set_device(device)  # of this thread
     trial = replace(config, num_pages=TRIAL_PAGES)
     runner = Runner(trial, model.brief(), pool_views(trial, model, device))
-    with precompiling():
+    with uncollected(), precompiling():
         if not runner.slots.debug:  # its checks read what kernels have not written
             runner.rehearse()
         model.attention.warm_up()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from baton.core.forward import ForwardBatch, Model
+from baton.core.garbage import uncollected
 from baton.core.kv import KVView
 from baton.core.step import Row
 from baton.ops.host import refill
@@ -104,6 +105,7 @@ class StepGraphs:
             self._prefill_body(size)
         self._slots.computed[self._slots.scrap] = 0  # prompts moved it
 
+    @uncollected()  # a graph that ends while another is captured breaks that one
     @torch.inference_mode()
     def capture(self, brief: StepGraphs) -> None:
         """Capture every bucket, largest first, in one shared memory pool.
