@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-
 from baton.core import env
 from baton.core.errors import ModelError
 from baton.core.log import get_logger
@@ -83,6 +81,8 @@ def fetch(model: EmbeddedModel, progress: ProgressFn | None = None) -> Path:
     file = model.file
     if _verified(file, file, model):
         return file
+    import filelock
+
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(str(file.parent / ".lock")):

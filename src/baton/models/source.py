@@ -14,7 +14,6 @@ from baton.core.progress import ProgressFn
 from baton.models import embedded, hub
 from baton.models.checkpoint import Checkpoint
 from baton.models.folder import SafetensorsCheckpoint, read_header, read_json, weight_files
-from baton.models.gguf import GGUFCheckpoint, gguf_config
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -114,7 +113,11 @@ def _check_format(source: ModelSource, load_format: LoadFormat) -> None:
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
     """The model's tensors. Raises ModelError when a file is damaged or of an unknown kind."""
-    return GGUFCheckpoint(source.path) if source.is_gguf else SafetensorsCheckpoint(source.path)
+    if source.is_gguf:
+        from baton.models.gguf import GGUFCheckpoint
+
+        return GGUFCheckpoint(source.path)
+    return SafetensorsCheckpoint(source.path)
 
 
 def read_config(source: ModelSource) -> dict[str, Any]:
@@ -124,6 +127,8 @@ def read_config(source: ModelSource) -> dict[str, Any]:
     end-of-turn token only there. One id stays a number, several become a list.
     """
     if source.is_gguf:
+        from baton.models.gguf import gguf_config
+
         return gguf_config(source.path)
     config = read_json(source.path / "config.json")
     path = source.path / "generation_config.json"

@@ -17,7 +17,6 @@ from baton.core.errors import ModelError, RequestError
 from baton.models.chat import ChatTemplate
 from baton.models.detokenizer import Detokenizer, Pieces
 from baton.models.folder import read_json
-from baton.models.gguf_tokenizer import GGUFTokenizer
 from baton.models.source import ModelSource, eos_ids, read_config, resolve_source
 from baton.models.span import Span
 
@@ -154,6 +153,8 @@ def load_tokenizer(
 
 
 def _from_gguf(path: Path, ends: list[int]) -> Tokenizer:
+    from baton.models.gguf_tokenizer import GGUFTokenizer
+
     inside = GGUFTokenizer(path)
     return Tokenizer(
         inside.backend,
