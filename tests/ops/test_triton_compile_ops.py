@@ -351,7 +351,7 @@ def test_small_kernels(name: str) -> None:
             size = int(name.split()[2])
             assert ahead.count("LDG.E.128") == size // 8
             assert ahead.count("FADD") >= 0.8 * size  # two remainders of size / 2 weights a thread
-    if name in ("embed+norm", "inputs", "finish") or name.startswith("angles"):
+    if name in ("embed+norm", "inputs", "finish") or name.startswith(("angles", "sample")):
         assert made.count("ACQBULK") == 1  # waits for the kernel ahead
     wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
     wide += ("embed+norm", "inputs")

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.ops.triton.common import log, log1p
+from baton.ops.triton.common import follow, log, log1p, overlapping
 
 _BLOCK = 2048
 #: Pointers that are aligned for some numbers of rows and not for others.
@@ -52,6 +52,7 @@ def _gumbel(seed, count, index):
 def _maxima(logits, best, where, stride, V: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = block * B + tl.arange(0, B)
+    follow()
     x = tl.load(logits + row * stride + index, mask=index < V, other=float("-inf"))
     value, at = tl.max(x, 0, return_indices=True, return_indices_tie_break_left=True)
     unreal = tl.max((x != x).to(tl.int32), 0)
@@ -77,6 +78,7 @@ def _noisy(
     V: tl.constexpr, BLOCKS: tl.constexpr, LANES: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    follow()
     slot = tl.load(slots + row)
     temperature = tl.load(temperatures + slot * temperature_stride).to(tl.float32)
     if temperature == 0.0:
@@ -97,6 +99,7 @@ def _pick(
     BLOCKS: tl.constexpr, LANES: tl.constexpr, RANDOM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    follow()
     maximum, block = _row_maximum(best, row, BLOCKS, LANES)
     token = tl.load(best_at + row * BLOCKS + block)
     if RANDOM:
@@ -142,16 +145,18 @@ def choose(
         return tokens, bad
     grid = count, blocks
     _maxima[grid](
-        logits, best, best_at, logits.stride(0), V=vocab, BLOCKS=blocks, B=_BLOCK, num_warps=4
-    )
+        logits, best, best_at, logits.stride(0), V=vocab, BLOCKS=blocks, B=_BLOCK, num_warps=4,
+        launch_pdl=overlapping(),
+    )  # fmt: skip
     if any_random:
         _noisy[grid](
             logits, best, noisy, noisy_at, slots, temperatures, seeds, counts,
             logits.stride(0), temperatures.stride(0), seeds.stride(0),
-            V=vocab, BLOCKS=blocks, LANES=lanes, B=_BLOCK, num_warps=4,
+            V=vocab, BLOCKS=blocks, LANES=lanes, B=_BLOCK, num_warps=4, launch_pdl=overlapping(),
         )  # fmt: skip
     _pick[(count,)](
         best, best_at, noisy, noisy_at, slots, temperatures, temperatures.stride(0), tokens, bad,
         BLOCKS=blocks, LANES=lanes, RANDOM=any_random, num_warps=1,
+        launch_pdl=overlapping(),
     )  # fmt: skip
     return tokens, bad
