@@ -15,11 +15,6 @@ from baton.config.model import RopeConfig
 from baton.core.forward import ForwardBatch
 from baton.kv.format import make_views
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 CUDA, BF16, PAGE = torch.device("cuda"), torch.bfloat16, 64
 SPECS: dict[str, AttentionSpec] = {
     "gqa 64/8": GQASpec(64, 8, 128, 128**-0.5),

@@ -19,16 +19,7 @@ from baton.ops.qkv import gqa_heads, mla_heads
 from baton.ops.rope import Rotation
 from baton.ops.router import gate, route, split_weight
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 def error(out: torch.Tensor, want: torch.Tensor) -> float:

@@ -6,33 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.ops import dispatch
 from baton.ops.norm import embed_rms_norm, rms_norm
 from baton.ops.rope import angles
 from baton.ops.step import advance, decode_inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch):
-    """Runs a call on the plain PyTorch path, on the card."""
-
-    def run(call, *args):
-        with monkeypatch.context() as patch:
-            patch.setattr(dispatch, "has_triton", lambda: False)
-            return call(*args)
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
