@@ -27,7 +27,7 @@ def normed(value, weight, eps, DIM: tl.constexpr):
 
 
 @triton.jit
-def _place(weight, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def _tile(weight, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """A program's rows `[ROWS, 1]` and columns `[1, BLOCK]`, where both are real, and the weight of
     the columns, float32."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -41,7 +41,7 @@ def _rms_norm(
     x, residual, weight, out, total, rows, x_stride, residual_stride, eps,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    row, col, mask, w = _place(weight, rows, DIM, BLOCK, ROWS)
+    row, col, mask, w = _tile(weight, rows, DIM, BLOCK, ROWS)
     follow()
     value = tl.load(x + row * x_stride + col, mask=mask, other=0.0)
     if ADD:
@@ -56,7 +56,7 @@ def _embed_rms_norm(
     ids, table, weight, out, rows, count, stride, eps,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row, col, mask, w = _place(weight, count, DIM, BLOCK, ROWS)
+    row, col, mask, w = _tile(weight, count, DIM, BLOCK, ROWS)
     follow()
     at = tl.load(ids + row, mask=row < count, other=0)
     value = tl.load(table + at * stride + col, mask=mask, other=0.0)
