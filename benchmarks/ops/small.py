@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -189,11 +190,10 @@ def alignment(table: Table) -> None:
 
 
 def sampling(table: Table) -> None:
-    vocab = 120832
     heat = torch.rand(512, 6, device="cuda", dtype=torch.float64) + 0.5
     ints = torch.randint(-(2**62), 2**62, (512, 3), device="cuda")
     counts = torch.arange(512, device="cuda")
-    for rows in (1, 16, 64, 256):
+    for vocab, rows in product((120832, 163840), (1, 16, 64, 256)):
         slots = torch.arange(rows, device="cuda")
         moved = 4.0 * rows * vocab
         many = [randn(rows, vocab, dtype=torch.float32) * 3 for _ in range(copies(moved))]

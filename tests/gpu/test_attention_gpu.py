@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("triton")
 
 from baton.attention import packed
 from baton.attention.backend import ATTENTION, Attention, make_attention
@@ -14,11 +17,8 @@ from baton.attention.spec import AttentionNeed, AttentionSpec, GQASpec, MLASpec
 from baton.config.model import RopeConfig
 from baton.core.forward import ForwardBatch
 from baton.kv.format import make_views
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+from baton.ops.triton import decode_mla_hopper
+from baton.ops.triton.common import overlapping
 
 CUDA, BF16, PAGE = torch.device("cuda"), torch.bfloat16, 64
 SPECS: dict[str, AttentionSpec] = {
@@ -104,6 +104,30 @@ def make(name: str, spec: AttentionSpec, dtype: torch.dtype = BF16) -> Attention
     return make_attention(name, AttentionNeed(spec, dtype, CUDA), positions)
 
 
+@pytest.fixture
+def gluon(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each decode of latents that follows, whether it went to the Gluon kernel."""
+    answers: list[bool] = []
+    supports, launch = decode_mla_hopper.supports, decode_mla_hopper.launch
+
+    def asked(*args: Any) -> bool:
+        answers.append(False)
+        return supports(*args)
+
+    def launched(*args: Any) -> None:
+        answers[-1] = True
+        launch(*args)
+
+    monkeypatch.setattr(decode_mla_hopper, "supports", asked)
+    monkeypatch.setattr(decode_mla_hopper, "launch", launched)
+    return answers
+
+
+def meant_for_gluon(spec: AttentionSpec) -> bool:
+    """What `decode_mla_hopper` was written for, on a card that can run it."""
+    return overlapping() and isinstance(spec, MLASpec) and spec.num_heads <= decode_mla_hopper.ROWS
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     assert got.shape == want.shape
     return float((got.float() - want).norm() / want.norm())
@@ -115,7 +139,12 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("prefill", ["fa4", "fa3", "sdpa"])
 @torch.inference_mode()
 def test_backends(
-    prefill: str, spec: str, step: str, small: bool, monkeypatch: pytest.MonkeyPatch
+    prefill: str,
+    spec: str,
+    step: str,
+    small: bool,
+    gluon: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`small`: so little workspace that a context comes in several blocks."""
     if step in ("decode", "skew") and (prefill != "sdpa" or small):
@@ -133,11 +162,13 @@ def test_backends(
     got = case.run(make(f"{prefill},triton", SPECS[spec]))
     assert not got.isnan().any()
     assert error(got, want) < 1e-2
+    decodes = any(new == 1 for _, new in STEPS[step]) and isinstance(SPECS[spec], MLASpec)
+    assert gluon == [meant_for_gluon(SPECS[spec])] * decodes
 
 
 @pytest.mark.parametrize("spec", ["gqa 64/8", "mla 16"])
 @torch.inference_mode()
-def test_decode_in_a_graph(spec: str) -> None:
+def test_decode_in_a_graph(spec: str, gluon: list[bool]) -> None:
     """Captured once with dummy rows, replayed over other lengths, pages and contents."""
     attention = make("auto", SPECS[spec])
     assert attention.graphable
@@ -165,6 +196,7 @@ def test_decode_in_a_graph(spec: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = kind(attention.plan(batch, PAGE), case.views[0], *args)
+    assert gluon == [meant_for_gluon(SPECS[spec])] * (2 * mla)
     want = case.run(make("torch", SPECS[spec], torch.float32), wide=True)
     for name in ("positions", "slots", "pages"):
         getattr(batch, name)[:rows] = getattr(live, name)

@@ -12,11 +12,6 @@ import transformers
 from baton import LLM, SamplingParams
 from helpers.deep import fix_cost, watch_layers
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
-
 FAMILIES = ["llama", "qwen3_moe", "hy_v3", "deepseek_v3"]
 BASE: dict[str, Any] = {
     "dtype": "bfloat16",

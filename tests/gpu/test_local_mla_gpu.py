@@ -12,10 +12,6 @@ from helpers.trained import some_model
 from training.export import export
 from training.recipes import RECIPES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
 RECIPE = RECIPES["recall-512k"]
 LENGTH = 2048
 

@@ -10,11 +10,6 @@ import torch
 from baton import LLM, SamplingParams
 from baton.core.errors import RequestError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
-
 BASE: dict[str, Any] = {
     "dtype": "bfloat16",
     "max_model_len": 4096,

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from baton import LLM
 from baton.evals.text import prose
 from helpers.recall import RECORDS, answer, digest, folder, recorded
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
 #: Nats between the two likeliest tokens, in float32, from which BF16 may not change the choice.
 #: BF16 on a CPU moved this margin of recall-rope by less than 0.3 for 99 of 100 tokens, and by 0.46
 #: at most.

@@ -6,33 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.ops import dispatch
 from baton.ops.norm import embed_rms_norm, rms_norm
 from baton.ops.rope import angles
+from baton.ops.sample import choose
 from baton.ops.step import advance, decode_inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch):
-    """Runs a call on the plain PyTorch path, on the card."""
-
-    def run(call, *args):
-        with monkeypatch.context() as patch:
-            patch.setattr(dispatch, "has_triton", lambda: False)
-            return call(*args)
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
@@ -92,6 +71,10 @@ def test_decodes_follow_one_another_in_a_graph(plain) -> None:
     weight = torch.rand(dim, device="cuda", dtype=BF16) + 0.5
     frequencies = 1.0 / 1e4 ** (torch.arange(dim // 2, device="cuda") / (dim // 2))
     pages = torch.randint(1000, (101, 300), device="cuda")
+    scores, ones = torch.randn(vocab, vocab, device="cuda"), torch.ones(vocab, device="cuda")
+    heat = (torch.rand(101, dtype=torch.float64, device="cuda") - 0.5).clamp(min=0)  # half greedy
+    seeds = torch.randint(-(2**63), 2**63 - 1, (101,), device="cuda")
+    everyone = torch.arange(rows, device="cuda")
     first = torch.randint(2000, (3, 101), device="cuda")
     first[:, 100] = 0
     state = first.clone()
@@ -101,9 +84,9 @@ def test_decodes_follow_one_another_in_a_graph(plain) -> None:
         ids, positions, places, tables = decode_inputs(slots, last, computed, pages, 64)
         cos, sin = angles(positions, frequencies, 1.0)
         normed, states = embed_rms_norm(ids, table, weight, 1e-5)
-        tokens = ((states[:, 0].float() * 1000).long() + places + ids) % vocab
-        bad = states[:, 1] > 1
-        chosen = advance(slots, live, tokens, bad, last, computed, generated)
+        logits = embed_rms_norm(ids, scores, ones, 1e-5)[1]
+        drawn = choose(logits, slots, heat, seeds, generated, everyone)
+        chosen = advance(slots, live, *drawn, last, computed, generated)
         return [ids, positions, places, tables, cos, sin, normed, states, chosen]
 
     step()

@@ -143,8 +143,7 @@ def test_samples_at_every_number_of_rows(launched: set[str], vocab: int) -> None
     def step(rows: int) -> None:
         logits = torch.empty(rows, vocab)
         slots = torch.arange(rows + 1)[1:]  # part of a larger tensor
-        for random in (False, True):
-            sample.choose(logits, slots, heat[:, 0], ints[:, 0], counts, random)
+        sample.choose(logits, slots, heat[:, 0], ints[:, 0], counts)
 
     covered(launched, step, (1,), range(1, BATCH + 1))
 

@@ -262,32 +262,21 @@ for experts, groups, top_groups in ((192, 1, 1), (64, 1, 1), (256, 8, 4)):
         },
         {"num_warps": 1, "unaligned": ("parts", "part_stride")},
     )  # fmt: skip
-VOCAB = {"V": 120832, "BLOCKS": 59, "B": 2048}
-TABLES = {"slots": L, "temperatures": "*fp64"}
-KERNELS["sample: maxima"] = (
-    sample._maxima,
-    {"logits": F, "best": F, "where": "*i32", "stride": "i32"},
-    VOCAB,
-    {},
-)
-KERNELS["sample: noisy"] = (
-    sample._noisy,
-    {
-        "logits": F, "best": F, "noisy": F, "where": "*i32", **TABLES, "seeds": L, "counts": L,
-        **ints("stride temperature_stride seed_stride"),
-    },
-    {**VOCAB, "LANES": 64},
-    {"unaligned": ("temperature_stride", "seed_stride")},
-)  # fmt: skip
-KERNELS["sample: pick"] = (
-    sample._pick,
-    {
-        "best": F, "noisy": F, "best_at": "*i32", "noisy_at": "*i32", **TABLES,
-        "temperature_stride": "i32", "tokens": L, "bad": "*i1",
-    },
-    {"BLOCKS": 59, "LANES": 64, "RANDOM": True},
-    {"num_warps": 1},
-)  # fmt: skip
+SAMPLING = {
+    **dict.fromkeys(("logits", "best", "near"), F), "where": "*i32", "temperatures": "*fp64",
+    **ints("slots seeds counts tokens", L), "bad": "*i1",
+    **ints("rows share stride temperature_stride seed_stride"),
+}  # fmt: skip
+for kernel, constants, options in (
+    (sample._scan, {}, {"num_warps": 1, "maxnreg": sample.REGISTERS}),
+    (sample._pick, {"LANES": 256}, {}),
+):
+    KERNELS[f"sample: {kernel.__name__[1:]}"] = (
+        kernel,
+        {name: kind for name, kind in SAMPLING.items() if name in kernel.arg_names},
+        {"V": 120832, "BLOCKS": 236, "B": 512, **constants},
+        {"unaligned": ("rows", "share", "temperature_stride", "seed_stride"), **options},
+    )
 
 
 def combine_norm(
@@ -376,9 +365,13 @@ def test_small_kernels(name: str) -> None:
             size = int(name.split()[2])
             assert ahead.count("LDG.E.128") == size // 8
             assert ahead.count("FADD") >= 0.8 * size  # two remainders of size / 2 weights a thread
-    if name in ("embed+norm", "inputs", "finish") or name.startswith("angles"):
+    if name in ("embed+norm", "inputs", "finish") or name.startswith(("angles", "sample")):
         assert made.count("ACQBULK") == 1  # waits for the kernel ahead
-    wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: maxima", "mla 4")
+    if name == "sample: scan":  # warps go alone, and no division is rounded there
+        assert made.count("BAR.SYNC") == made.count("CALL") == 0
+    if name == "sample: pick":  # slot, temperature, seed and count while the kernel ahead runs
+        assert made.sass[: made.sass.index("ACQBULK")].count("LDG") == 4
+    wide = ("combine", "combine direct", "norm", "silu_mul", "gqa", "sample: scan", "mla 4")
     wide += ("embed+norm", "inputs")
     if name in wide:
         assert made.count("LDG.E.128") >= 2  # 16 bytes a thread

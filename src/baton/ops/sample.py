@@ -249,7 +249,7 @@ def choose(
     if on_gpu(logits) and logits.stride(1) == 1:
         from baton.ops.triton import sample as kernels
 
-        return kernels.choose(logits, slots, temperatures, seeds, counts, random is not None)
+        return kernels.choose(logits, slots, temperatures, seeds, counts)
     maximum = logits.amax(1)
     tokens = argmax(logits)
     if random is not None:

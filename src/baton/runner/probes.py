@@ -27,9 +27,8 @@ class Probe:
         positions = torch.arange(self.context, total, device=device).repeat(self.seqs)
         row = torch.arange(self.seqs, device=device).repeat_interleave(self.chunk)
         slots = pages[row, positions // page_size] * page_size + positions % page_size
-        ids = (
-            positions * 7 + row * 13 + 3
-        ) % vocab_size  # any valid ids; varied so that experts spread
+        # Any valid ids, varied so that experts spread.
+        ids = (positions * 7 + row * 13 + 3) % vocab_size
         return ids, ForwardBatch(
             query_lens=[self.chunk] * self.seqs,
             context_lens=[self.context] * self.seqs,

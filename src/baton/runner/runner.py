@@ -132,11 +132,8 @@ class Runner:
                     self._synthetic(Probe(1, chunk, context), model)
         if most >= config.page_size and config.max_num_seqs > 2:
             self._pass(*mixed(config.page_size, self.device), model)
-        logits = torch.zeros(1, self.sampler.vocab_size, device=self.device)
-        for temperature in (0.0, 1.0):
-            params = SamplingParams(temperature=temperature)
-            self.sampler.admit(Admit(0, params, 0, 1, 0, [], []))
-            self.sampler.sample(logits, [0])
+        self.sampler.admit(Admit(0, SamplingParams(), 0, 1, 0, [], []))
+        self.sampler.sample(torch.zeros(1, self.sampler.vocab_size, device=self.device), [0])
         self.sampler.release(0)
 
     def _graphed(self, model: Model) -> bool:

@@ -13,7 +13,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """`body` as a `kind`; RequestError names the first field that is wrong, never its value."""
+    """`body` as a `kind`; RequestError names the first field that is wrong, never its value.
+
+    The event loop waits meanwhile. It would in any case: parsers written in C or Rust hold Python's
+    lock from end to end, so that a thread frees nothing.
+    """
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:

@@ -18,6 +18,7 @@ from baton.ops.rope import Rotation
 from baton.ops.triton import activation, heads, norm, qkv, sample
 from baton.ops.triton import angles as kernel_angles
 from baton.ops.triton import step as kernel_step
+from helpers.noise import edge_hashes, rough_noise_error
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: The interpreter cuts bfloat16 instead of rounding it.
@@ -209,10 +210,54 @@ def test_sampling_is_the_plain_path_s(vocab: int) -> None:
     seeds = torch.randint(-(2**63), 2**63 - 1, (20, 3))[:, 1]
     counts = torch.arange(20)
     random = temperatures[slots].nonzero().flatten()
-    out, bad = sample.choose(logits, slots, temperatures, seeds, counts, True)
+    out, bad = sample.choose(logits, slots, temperatures, seeds, counts)
     want, want_bad = plain_sample.choose(logits, slots, temperatures, seeds, counts, random)
     assert torch.equal(out, want)
     assert torch.equal(bad, want_bad)
+
+
+#: How wide logits are spread, about what, and temperatures: noise decides alone, not at all, or
+#: among values that float32 rounds to about its size.
+DRAWS = [
+    (2.0, 0.0, 0.7), (0.0, 0.0, 1.0), (0.0, 0.0, 1e-40), (30.0, 0.0, 1.0), (1e4, 0.0, 1e-3),
+    (1e30, 0.0, 1e-30), (1.0, 0.0, 100.0), (1.0, 1e7, 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("programs", [3, 4000])
+@pytest.mark.parametrize("spread, middle, temperature", DRAWS)
+def test_blocks_left_out_hold_no_winner(
+    spread: float, middle: float, temperature: float, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`programs`: so few that each goes over several rows."""
+    torch.manual_seed(1)
+    monkeypatch.setattr(sample, "_PROGRAMS", programs)
+    rows, vocab = 24, 2900
+    logits = torch.randn(rows, vocab) * spread + middle
+    logits[::2, 1500:] = -torch.inf
+    slots, counts = torch.randperm(rows), torch.arange(rows)
+    heat = torch.full((rows,), temperature, dtype=torch.float64)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,))
+    out, bad = sample.choose(logits, slots, heat, seeds, counts)
+    want, _ = plain_sample.choose(logits, slots, heat, seeds, counts, slots)
+    assert torch.equal(out, want)
+    assert not bad.any()
+
+
+def test_a_temperature_below_float32_is_not_greedy() -> None:
+    logits, slots = torch.zeros(8, 3000), torch.arange(8)
+    heat, seeds = torch.full((8,), 1e-60, dtype=torch.float64), torch.arange(8)
+    out, _ = sample.choose(logits, slots, heat, seeds, seeds)
+    want, _ = plain_sample.choose(logits, slots, heat, seeds, seeds, slots)
+    assert torch.equal(out, want)
+    assert len(out.unique()) == 8
+
+
+def test_rough_noise() -> None:
+    wrong = rough_noise_error(edge_hashes())
+    assert wrong.min() > -1e-5
+    assert wrong.max() < 2**-9.97
+    assert wrong.max() - wrong.min() < sample._SLACK.value / 1.5
 
 
 def test_sampling_of_unusable_rows_and_ties() -> None:
@@ -226,7 +271,7 @@ def test_sampling_of_unusable_rows_and_ties() -> None:
     slots, zeros = torch.arange(5), torch.zeros(5, dtype=torch.int64)
     for temperature in (0.0, 1e-40, 1.0):
         heat = torch.full((5,), temperature, dtype=torch.float64)
-        out, bad = sample.choose(logits, slots, heat, zeros, zeros, True)
+        out, bad = sample.choose(logits, slots, heat, zeros, zeros)
         assert bad.tolist() == [False, True, True, True, False]
         assert out[1:].tolist() == [0, 0, 0, 4098]
         if temperature == 0.0:

@@ -58,6 +58,17 @@ def log(x):
 
 
 @triton.jit
+def log2(x):
+    """`log2(x)` by the hardware's approximation, for x that are not subnormal: off by 2**-22, of
+    1 between 0.5 and 2 and of the result elsewhere (PTX manual, `lg2.approx.ftz.f32`)."""
+    if INTERPRETED:
+        return tl.log2(x)
+    return tl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def cos(x):
     """`cos(x)` as PyTorch's kernels compute it, for any x (tl.cos is that of small ones)."""
     if INTERPRETED:

@@ -26,15 +26,22 @@ def normed(value, weight, eps, DIM: tl.constexpr):
     return ((wide * scale[:, None]).to(value.dtype).to(tl.float32) * weight).to(value.dtype)
 
 
+@triton.jit
+def _tile(weight, rows, DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """A program's rows `[ROWS, 1]` and columns `[1, BLOCK]`, where both are real, and the weight of
+    the columns, float32."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
+    return row, col, (row < rows) & (col < DIM), w
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x, residual, weight, out, total, rows, x_stride, residual_stride, eps,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    mask = (row < rows) & (col < DIM)
-    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
+    row, col, mask, w = _tile(weight, rows, DIM, BLOCK, ROWS)
     follow()
     value = tl.load(x + row * x_stride + col, mask=mask, other=0.0)
     if ADD:
@@ -49,10 +56,7 @@ def _embed_rms_norm(
     ids, table, weight, out, rows, count, stride, eps,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, BLOCK)[None, :]
-    mask = (row < count) & (col < DIM)
-    w = tl.load(weight + col, mask=col < DIM, other=0.0).to(tl.float32)
+    row, col, mask, w = _tile(weight, count, DIM, BLOCK, ROWS)
     follow()
     at = tl.load(ids + row, mask=row < count, other=0)
     value = tl.load(table + at * stride + col, mask=mask, other=0.0)
