@@ -134,7 +134,7 @@ class FakeRunner:
         assert slot is not None
         assert row.length > 0
         assert row.start + row.length <= len(slot.pages) * self.kv.page_size, "table too short"
-        ids = row.tokens
+        ids = row.ids.tolist()
         if not ids:
             assert row.length == 1
             assert slot.last is not None, "no sampled token in the slot"

@@ -61,8 +61,8 @@ def check_budget(plan: StepPlan, scheduler: Scheduler, config: EngineConfig) -> 
     assert cost.predict(draft.features) <= scheduler.stats().longest_step + 1e-9
     whole = [row for row in plan.rows if row.layers is None]
     deep = [row for row in plan.rows if row.layers is not None]
-    assert sum(len(row.tokens) for row in whole) <= config.max_num_batched_tokens
-    chunks = sum(len(row.tokens) for row in whole)
+    assert sum(len(row.ids) for row in whole) <= config.max_num_batched_tokens
+    chunks = sum(len(row.ids) for row in whole)
     if chunks > config.page_size:
         longest = max(row.start + row.length for row in whole)
         tokens = sum(row.length for row in whole)

@@ -25,7 +25,7 @@ def test_one_request_from_prompt_to_end() -> None:
     assert (row.start, row.length, row.pages, row.sample) == (0, 10, [0], True)
     assert outputs[0].token_ids == [5]
     plan, outputs = step(scheduler)
-    assert (plan.rows[0].start, plan.rows[0].tokens, plan.rows[0].pages) == (10, [], [])
+    assert (plan.rows[0].start, plan.rows[0].tokens, plan.rows[0].pages) == (10, b"", [])
     last = finish(scheduler)[-1]
     assert last.finish_reason is FinishReason.LENGTH
     assert last.timing is not None
@@ -43,7 +43,7 @@ def test_plan_runs_one_step_ahead_with_counts_only() -> None:
     first, second = scheduler.plan(), scheduler.plan()
     assert first is not None
     assert second is not None
-    assert second.rows[0].tokens == []
+    assert second.rows[0].tokens == b""
     assert scheduler.rows(1) == [RowOwner("a", 10, 1, -1)]
     scheduler.commit(answer(first))
     assert scheduler.plan() is None, "both tokens are on their way"
@@ -127,8 +127,7 @@ def test_refusals_name_the_parameter() -> None:
 
 @pytest.mark.parametrize("place", [0, 255, 256, 300, 319])
 def test_a_wrong_id_is_found_behind_a_prefix_that_was_looked_at(place: int) -> None:
-    """What an accepted prompt begins with is not looked at again; a refused one vouches for
-    nothing."""
+    """Neither the prompt before, whose prefix it shares, nor its own refusal vouches for it."""
     scheduler = make(page_size=4, num_pages=200, max_num_batched_tokens=512, max_model_len=512)
     good = ask("good", 320)
     wrong = ask("wrong", 320)
@@ -139,6 +138,24 @@ def test_a_wrong_id_is_found_behind_a_prefix_that_was_looked_at(place: int) -> N
             scheduler.add(wrong)
     scheduler.add(ask("again", 320))
     assert {output.finish_reason for output in finish(scheduler)} >= {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("wrong", [-1, 97, 2**31, 2**32, -(2**63), 2**63, 2**64, -(2**70)])
+def test_an_id_outside_the_vocabulary_is_named(wrong: int) -> None:
+    scheduler = make()
+    request = ask("a", 10)
+    request.prompt[3] = wrong
+    vocab = scheduler._config.model.vocab_size
+    with pytest.raises(
+        RequestError, match=f"token id {wrong} is outside the vocabulary of {vocab}"
+    ):
+        scheduler.add(request)
+    assert not scheduler.has_work()
+    request.prompt[3:5] = [0, vocab - 1]
+    scheduler.add(request)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.rows[0].ids.tolist() == request.prompt
 
 
 def test_queue_limits_count_uncached_tokens() -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from baton.core.request import PositionLogprobs
 from baton.core.sampling import SamplingParams
@@ -36,8 +38,9 @@ class Admit(msgspec.Struct, array_like=True):
 class Row(msgspec.Struct, array_like=True):
     """Tokens `[start, start + length)` of the request in `slot`.
 
-    `tokens` are their ids where the host knows them; empty means `length == 1` and the id is the
-    slot's last sampled token, on the device. `pages` are appended to the slot's page table before
+    `tokens` are their `ids` where the host knows them, as bytes since these cross processes and are
+    copied to the device whole; empty means `length == 1` and the id is the slot's last sampled
+    token, on the device. `pages` are appended to the slot's page table before
     the step, so the table then covers `start + length` tokens. `sample`: the last position yields
     a token. `score`: return log-probability rows for the tokens of this row from this one on (0:
     all), -1 for none. `prompt_logprobs`: top-k wanted at every position of this row, -1 for none.
@@ -51,7 +54,7 @@ class Row(msgspec.Struct, array_like=True):
     slot: int
     start: int
     length: int
-    tokens: list[int]
+    tokens: bytes
     pages: list[int]
     sample: bool
     score: int = -1
@@ -60,6 +63,11 @@ class Row(msgspec.Struct, array_like=True):
     next_token: int = -1
     layers: tuple[int, int] | None = None
     ends: bool = True
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """What `tokens` holds, int64 `[length]` or `[0]`; read only."""
+        return np.frombuffer(self.tokens, np.int64)
 
 
 class StepPlan(msgspec.Struct, array_like=True):

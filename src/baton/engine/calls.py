@@ -6,6 +6,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import msgspec
+
 from baton.core.errors import RequestError
 from baton.core.sampling import SamplingParams
 
@@ -39,9 +41,10 @@ def token_ids(value: Any, name: str, expected: str = _IDS) -> list[int]:
         RequestError: it is something else, or not all of it are integers; says so of `name`.
     """
     ids = _items(value, name, expected)
-    if set(map(type, ids)) - {int}:
-        ids = [_token_id(item, f"{name}[{i}]") for i, item in enumerate(ids)]
-    return ids
+    try:
+        return msgspec.convert(ids, list[int])
+    except msgspec.ValidationError:  # not all are int itself
+        return [_token_id(item, f"{name}[{i}]") for i, item in enumerate(ids)]
 
 
 def per_prompt(sampling: Any, count: int) -> list[SamplingParams]:

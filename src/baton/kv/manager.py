@@ -9,7 +9,7 @@ by others) after the step that computed its last token has committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class KVManager:
         self._track_freed, self._looks_ahead = track_freed, looks_ahead
         self._freed: list[int] = []
         #: tokens and chain of the sequence before
-        self._matched: tuple[list[int], list[bytes]] = ([], [b""])
+        self._matched: tuple[Sequence[int], list[bytes]] = ([], [b""])
 
     @property
     def available(self) -> int:
@@ -89,32 +89,13 @@ class KVManager:
         """A sequence that holds nothing; `salt` keeps its prefixes apart from other tenants'."""
         return KVSequence([self._index.root(salt)])
 
-    def borrow(self, sequence: KVSequence, tokens: list[int]) -> int:
-        """Let a new sequence take the digests that it shares with the one before it: requests with
-        a long prefix in common often follow one another, and comparing costs less than hashing.
-
-        Returns:
-            Tokens that are hashed now: the first so many of `tokens` were in a prompt that ran.
-        """
-        other, chain = self._matched
-        self._matched = tokens, sequence.chain
-        if self.prefix_caching and len(sequence.chain) == 1 and chain[0] == sequence.chain[0]:
-            pages = min(len(chain) - 1, len(tokens) // self.page_size)
-            stride = 64 * self.page_size
-            for start in range(0, pages * self.page_size, stride):
-                if tokens[start : start + stride] != other[start : start + stride]:
-                    pages = start // self.page_size  # the few of this stride are hashed again
-                    break
-            sequence.chain.extend(chain[1 : pages + 1])
-        return (len(sequence.chain) - 1) * self.page_size
-
-    def match(self, sequence: KVSequence, tokens: list[int], most: int | None = None) -> Match:
+    def match(self, sequence: KVSequence, tokens: Sequence[int], most: int | None = None) -> Match:
         """The longest cached prefix of `tokens`, of at most `most` of them; by default it leaves
         one token to compute. Holds nothing. Costs one hash per page the first time and one look-up
         per page after that."""
         if not self.prefix_caching:
             return Match([], 0)
-        self.borrow(sequence, tokens)
+        self._borrow(sequence, tokens)
         chain, most = sequence.chain, len(tokens) - 1 if most is None else most
         full = most // self.page_size
         pages = self._index.find(chain[1 : full + 1])
@@ -141,7 +122,7 @@ class KVManager:
             sequence.pages.extend(pages)
         return pages
 
-    def seal(self, sequence: KVSequence, tokens: list[int], computed: int) -> None:
+    def seal(self, sequence: KVSequence, tokens: Sequence[int], computed: int) -> None:
         """Offer the full pages among the first `computed` tokens to the index. Call only when the
         step that computed them has committed."""
         full = computed // self.page_size
@@ -177,7 +158,21 @@ class KVManager:
         assert alive == len(self._index), "a free page is indexed"
         assert self.cached <= alive, "an idle page is not indexed"
 
-    def _extend(self, sequence: KVSequence, tokens: list[int]) -> None:
+    def _borrow(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
+        """Let a new sequence take the digests that it shares with the one before it: requests with
+        a long prefix in common often follow one another, and comparing costs less than hashing."""
+        other, chain = self._matched
+        self._matched = tokens, sequence.chain
+        if len(sequence.chain) == 1 and chain[0] == sequence.chain[0]:
+            pages = min(len(chain) - 1, len(tokens) // self.page_size)
+            stride = 64 * self.page_size
+            for start in range(0, pages * self.page_size, stride):
+                if tokens[start : start + stride] != other[start : start + stride]:
+                    pages = start // self.page_size  # the few of this stride are hashed again
+                    break
+            sequence.chain.extend(chain[1 : pages + 1])
+
+    def _extend(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
         """Hash the next page of a sequence."""
         start = (len(sequence.chain) - 1) * self.page_size
         page = tokens[start : start + self.page_size]

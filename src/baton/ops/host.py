@@ -36,20 +36,34 @@ def keep_freed_memory() -> bool:
     )
 
 
+def staging(shape: int | Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """A host tensor to be filled, by `numpy()`, and copied to `device` with `non_blocking`.
+
+    Pinned where it goes to a GPU: a copy from other memory waits for all that the stream has to do
+    before it. Pinned memory that was freed is given out again, which takes microseconds, and not
+    before the copies from it have been made (PyTorch's caching host allocator).
+    """
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
 def upload(
-    values: torch.Tensor | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+    values: torch.Tensor | Sequence[float],
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
     """A host tensor, or values as one `[len(values)]` of `dtype`, on `device`."""
-    host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)
-    return _staged(host, device).to(device, non_blocking=True)
+    if isinstance(values, torch.Tensor):
+        host = values.pin_memory() if device.type == "cuda" else values
+    else:
+        host = staging(len(values), device, dtype)
+        host.numpy()[:] = values
+    return host.to(device, non_blocking=True)
 
 
-def refill(place: torch.Tensor, host: torch.Tensor) -> None:
-    """Copy a host tensor into `place`, which graphs read."""
-    place.copy_(_staged(host, place.device), non_blocking=True)
-
-
-def _staged(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """In pinned memory where it goes to a GPU: a copy from other memory waits for all that the
-    stream has to do before it."""
-    return host.pin_memory() if device.type == "cuda" else host
+def upload_together(parts: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
+    """Each of `parts` as int64 `[len(part)]` on `device`, all in one copy."""
+    sizes = [len(part) for part in parts]
+    host = staging(sum(sizes), device, torch.int64)
+    for place, part in zip(torch.split(host, sizes), parts, strict=True):
+        place.numpy()[:] = part
+    return list(torch.split(host.to(device, non_blocking=True), sizes))

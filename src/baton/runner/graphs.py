@@ -25,7 +25,7 @@ from baton.core.forward import ForwardBatch, Model
 from baton.core.garbage import uncollected
 from baton.core.kv import KVView
 from baton.core.step import Row
-from baton.ops.host import refill
+from baton.ops.host import staging
 from baton.runner.sampler import Sampler
 from baton.runner.slots import Slots
 
@@ -149,8 +149,10 @@ class StepGraphs:
         pad = size - count
         slots = [row.slot for row in rows] + [self._slots.scrap] * pad
         if slots != self._laid:
-            host = torch.tensor([slots, [1] * count + [0] * pad], dtype=torch.int64)
-            refill(self._rows[:, :size], host)
+            host = staging((2, size), self._rows.device, torch.int64)
+            values = host.numpy()
+            values[0], values[1, :count], values[1, count:] = slots, 1, 0
+            self._rows[:, :size].copy_(host, non_blocking=True)
             self._laid = slots
         found = self._step(self._decodes, self._decode_body, size)
         return Replayed(found.logits[:count], found.chosen)
@@ -159,9 +161,10 @@ class StepGraphs:
         size = self._prompt_size(row)
         if size is None:
             return None
-        pad = [0] * (size - row.length)
-        host = torch.tensor([row.slot, row.length, *row.tokens, *pad], dtype=torch.int64)
-        refill(self._prompt[: 2 + size], host)
+        host = staging(2 + size, self._prompt.device, torch.int64)
+        values, end = host.numpy(), 2 + row.length
+        values[0], values[1], values[2:end], values[end:] = row.slot, row.length, row.ids, 0
+        self._prompt[: 2 + size].copy_(host, non_blocking=True)
         return self._step(self._prefills, self._prefill_body, size)
 
     def _prompt_size(self, row: Row) -> int | None:

@@ -72,7 +72,7 @@ def _pack(rows: Sequence[Row]) -> tuple[torch.Tensor, list[int], list[int]]:
     on_device: list[int] = []
     for i, row in enumerate(rows):
         if row.tokens:
-            ids[ends[i] - row.length : ends[i]] = row.tokens
+            ids[ends[i] - row.length : ends[i]] = row.ids
         else:
             on_device.append(i)
     sample_rows = [i for i, row in enumerate(rows) if row.sample]

@@ -38,7 +38,9 @@ def prompt_rows(
         if row.score < 0 and row.prompt_logprobs < 0:
             continue
         first = row.score if row.prompt_logprobs < 0 else 0
-        targets = [*row.tokens[1:], row.next_token] if row.next_token >= 0 else row.tokens[1:]
+        targets = row.ids[1:].tolist()
+        if row.next_token >= 0:
+            targets.append(row.next_token)
         blocks: list[torch.Tensor] = []
         drafts: list[torch.Tensor] = []
         found: list[PositionLogprobs] = []

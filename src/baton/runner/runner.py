@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from baton.config.engine import EngineConfig
@@ -342,8 +343,11 @@ class Runner:
             return []
         self.slots.occupy(probe.seqs, probe.context, width, self.config.num_pages)
         vocab = self.config.model.vocab_size
-        ids = [] if probe.chunk == 1 else [i * 7 % vocab for i in range(probe.chunk)]
-        return [Row(slot, probe.context, probe.chunk, ids, [], True) for slot in range(probe.seqs)]
+        ids = np.arange(probe.chunk if probe.chunk > 1 else 0, dtype=np.int64) * 7 % vocab
+        tokens = ids.tobytes()
+        return [
+            Row(slot, probe.context, probe.chunk, tokens, [], True) for slot in range(probe.seqs)
+        ]
 
     def _synthetic(self, probe: Probe, model: Model) -> None:
         config = self.config

@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.core.sampling import SamplingParams
 from baton.core.step import Admit
 from baton.ops import sample as ops
-from baton.ops.host import upload
+from baton.ops.host import staging, upload, upload_together
 from baton.runner.sampled import Sampled
 from baton.runner.token_counts import TokenCounts
 
@@ -94,8 +94,9 @@ class Sampler:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        self._floats = torch.zeros(num_slots + 1, 6, dtype=torch.float64, device=device)
-        self._ints = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device)
+        # One table, so that one copy writes a row: 6 columns hold the bits of float64.
+        self._table = torch.zeros(num_slots + 1, 6 + 3, dtype=torch.int64, device=device)
+        self._floats, self._ints = self._table[:, :6].view(torch.float64), self._table[:, 6:]
         self.generated = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._arange = torch.arange(num_slots + 1, device=device)
         self._counts = TokenCounts(vocab_size, device)
@@ -115,8 +116,10 @@ class Sampler:
             params.frequency_penalty,
         ]
         ints = [seed, self._top_k(params), params.min_tokens]
-        self._floats[slot].copy_(upload(floats, self.device, torch.float64))
-        self._ints[slot].copy_(upload(ints, self.device, torch.int64))
+        host = staging(6 + 3, self.device, torch.int64)
+        host[:6].view(torch.float64).numpy()[:] = floats
+        host[6:].numpy()[:] = ints
+        self._table[slot].copy_(host, non_blocking=True)
         self.generated[slot].fill_(admit.num_output)
         if params.penalised:
             self._counts.admit(slot, admit.tokens, admit.num_prompt)
@@ -259,35 +262,35 @@ class Sampler:
         drawn = [(params[i], self._top_k(params[i])) for i in random]
         penalised = [i for i, p in enumerate(params) if p.penalised]
         scored = [i for i, p in enumerate(params) if p.logprobs is not None]
-        random_slots = upload([slots[i] for i in random], self.device, torch.int64)
+        counted = [self._counts.row(slots[i]) for i in penalised]
+        random_slots = [slots[i] for i in random]
+        lists = slots, random_slots, random, penalised, counted, scored
+        on_device = upload_together(lists, self.device)
+        rows = [found if len(found) else None for found in on_device[2:]]
         return _Batch(
-            slots=upload(slots, self.device, torch.int64),
+            slots=on_device[0],
             held=self._pairs(held, torch.int64),
             bias=self._pairs(bias, torch.float32),
-            penalised=self._index(penalised),
-            penalty_rows=self._index([self._counts.row(slots[i]) for i in penalised]),
-            random=self._index(random),
+            penalised=rows[1],
+            penalty_rows=rows[2],
+            random=rows[0],
             all_random=len(random) == len(slots),
-            floats=self._floats[random_slots],
-            ints=self._ints[random_slots],
+            floats=self._floats[on_device[1]],
+            ints=self._ints[on_device[1]],
             min_p=any(p.min_p > 0 for p, _ in drawn),
             widest_k=max((k for _, k in drawn if k < self.vocab_size), default=0),
             nucleus=any(p.top_p < 1 for p, _ in drawn),
             open_nucleus=any(p.top_p < 1 and k == self.vocab_size for p, k in drawn),
-            logprobs=self._index(scored),
+            logprobs=rows[3],
             logprob_rows=scored,
             logprob_k=[k for p in params if (k := p.logprobs) is not None],
         )
-
-    def _index(self, rows: list[int]) -> Tensor | None:
-        return upload(rows, self.device, torch.int64) if rows else None
 
     def _pairs(self, pairs: Sequence[tuple[int, int, float]], dtype: torch.dtype) -> _Pairs | None:
         if not pairs:
             return None
         rows, ids, values = zip(*pairs, strict=True)
         return _Pairs(
-            upload(rows, self.device, torch.int64),
-            upload(ids, self.device, torch.int64),
+            *upload_together((rows, ids), self.device),
             upload(values, self.device, dtype),
         )

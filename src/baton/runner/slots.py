@@ -7,13 +7,11 @@ of an unused slot and checks that each sampled token is read by exactly one late
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 
 from baton.core.step import Row, StepPlan
-from baton.ops.host import upload
+from baton.ops.host import upload_together
 from baton.ops.step import DecodeInputs, advance, decode_inputs
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
@@ -37,8 +35,11 @@ class Slots:
     ) -> None:
         fill, rows = POISON if debug else 0, num_slots + 1
         self.last_token = torch.full((rows,), fill, dtype=torch.int64, device=device)
-        self.computed = torch.full((rows,), fill, dtype=torch.int64, device=device)
-        self.pages = torch.full((rows, max_pages), fill, dtype=torch.int64, device=device)
+        # What the host writes is one tensor, so that one copy and one kernel write it.
+        size = rows * max_pages + rows
+        self._from_host = torch.full((size,), fill, dtype=torch.int64, device=device)
+        self.pages = self._from_host[:-rows].view(rows, max_pages)
+        self.computed = self._from_host[-rows:]
         self.fresh = torch.zeros(rows, dtype=torch.bool, device=device)
         self.scrap = num_slots
         self.last_token[self.scrap] = 0
@@ -56,21 +57,20 @@ class Slots:
                 self.computed[slot] = POISON
                 self.pages[slot] = POISON
                 self.fresh[slot] = False
-        first_start = {row.slot: row.start for row in plan.rows}
+        where, what = list[int](), list[int]()  # places in `_from_host`, and what to write there
+        starts = {row.slot: row.start for row in plan.rows} if plan.admit else {}
         for admit in plan.admit:
             self._num_pages[admit.slot] = 0
-            self.computed[admit.slot] = first_start.get(admit.slot, 0)
-        added: list[np.ndarray[Any, np.dtype[np.int64]]] = []  # [3, n]: slot, column, page
+            where.append(self.pages.numel() + admit.slot)
+            what.append(starts.get(admit.slot, 0))
         for row in plan.rows:
             if row.pages:
-                held = self._num_pages[row.slot]
-                self._num_pages[row.slot] = after = held + len(row.pages)
-                own = np.empty((3, len(row.pages)), np.int64)
-                own[0], own[1], own[2] = row.slot, np.arange(held, after), row.pages
-                added.append(own)
-        if added:
-            index = upload(torch.from_numpy(np.concatenate(added, axis=1)), self.pages.device)
-            self.pages[index[0], index[1]] = index[2]
+                held = row.slot * self.pages.shape[1] + self._num_pages[row.slot]
+                where += range(held, held + len(row.pages))
+                what += row.pages
+                self._num_pages[row.slot] += len(row.pages)
+        if where:
+            self._from_host.index_copy_(0, *upload_together((where, what), self._from_host.device))
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """Last tokens of `slots` [n]; in debug mode each may be read once."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
+
 from baton.config.engine import EngineConfig
 from baton.core.errors import QueueFull, RequestError
 from baton.core.request import Request
@@ -21,11 +25,10 @@ class Admission:
         self._config, self._kv, self._queue = config, kv, queue
         self._tokens = self._seconds = 0.0
 
-    def limit(self, request: Request, known: int = 0) -> int:
+    def limit(self, request: Request) -> int:
         """Most tokens the request may grow to, prompt included.
 
-        `max_tokens` None means: to `max_model_len`, or as far as the whole pool reaches. The first
-        `known` tokens of the prompt are those of a request that was accepted: not looked at again.
+        `max_tokens` None means: to `max_model_len`, or as far as the whole pool reaches.
 
         Raises:
             RequestError: the request could not run even alone; the message names the numbers.
@@ -40,13 +43,6 @@ class Admission:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        vocab = self._config.model.vocab_size
-        new = request.prompt[known:]
-        if new and (min(new) < 0 or max(new) >= vocab):
-            wrong = next(token for token in new if not 0 <= token < vocab)
-            raise RequestError(
-                f"token id {wrong} is outside the vocabulary of {vocab}", param="prompt"
-            )
         # The last token is returned but never computed, hence one more than the pages hold.
         room = self._kv.num_pages * self._kv.page_size + 1
         wanted = 1 if request.score >= 0 else request.sampling.max_tokens
@@ -59,6 +55,22 @@ class Admission:
                 param="prompt" if prompt + 1 > room else "max_tokens",
             )
         return min(limit, room)
+
+    def ids(self, request: Request) -> array[int]:
+        """The token ids of a prompt that is not empty, int64.
+
+        Raises:
+            RequestError: one of them is outside the vocabulary; names it.
+        """
+        vocab = self._config.model.vocab_size
+        try:
+            ids = array("q", request.prompt)
+            if np.frombuffer(ids, np.uint64).max() < vocab:  # which makes negative ones large
+                return ids
+        except OverflowError:
+            pass  # larger than any int64
+        wrong = next(token for token in request.prompt if not 0 <= token < vocab)
+        raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab}", param="prompt")
 
     def make_room(self, uncached: int, answers: int = 1) -> None:
         """Whether a prompt with `uncached` tokens may wait for so many answers, each of which is a

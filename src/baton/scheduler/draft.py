@@ -9,7 +9,7 @@ from baton.scheduler.budget import Cut
 from baton.scheduler.cost import Features, pairs
 from baton.scheduler.state import Sequence
 
-#: Shared by the many rows that bring neither ids nor pages. Never written to.
+#: Shared by the many rows that bring no pages. Never written to.
 NONE: list[int] = []
 
 
@@ -47,7 +47,7 @@ class Draft:
     def decode(self, sequence: Sequence, pages: list[int]) -> None:
         """Add a row for the token that the slot sampled last."""
         start = sequence.computed
-        self.rows.append(Row(sequence.slot, start, 1, NONE, pages, True))
+        self.rows.append(Row(sequence.slot, start, 1, b"", pages, True))
         self.sequences.append(sequence)
         sequence.computed = start + 1
         sequence.placeholders += 1
@@ -71,7 +71,7 @@ class Draft:
             slot=sequence.slot,
             start=start,
             length=size,
-            tokens=tokens[start:end],
+            tokens=tokens[start:end].tobytes(),
             pages=pages,
             sample=last,
             score=sequence.score if sequence.score < size else -1,

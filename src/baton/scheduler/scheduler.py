@@ -183,8 +183,7 @@ class Scheduler:
         name = request.request_id
         if self._find(name) is not None:
             raise RequestError(f"request id {name!r} is in use", param="request_id")
-        tokens, kv = list(request.prompt), self.kv.open(request.cache_salt)
-        limit = self._admission.limit(request, self.kv.borrow(kv, tokens))
+        limit, tokens = self._admission.limit(request), self._admission.ids(request)
         sampling = request.sampling
         # Drawn even if the user gave one, so that one request's options never change another's.
         drawn = self._seeds.getrandbits(63)
@@ -197,7 +196,7 @@ class Scheduler:
             limit=limit,
             seed=drawn if sampling.seed is None else sampling.seed,
             stops=stops if sampling.ignore_eos else stops | self._eos,
-            kv=kv,
+            kv=self.kv.open(request.cache_salt),
             timing=Timing(arrival=request.arrival),
             prompt_logprobs=None if sampling.prompt_logprobs is None else [],
         )

@@ -9,6 +9,7 @@ WAITING ----------> RUNNING ------------------------------------> ENDED
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -30,7 +31,7 @@ class Status(IntEnum):
 class Sequence:
     """Host state of one request.
 
-    tokens: prompt and every output token that has been read; never a placeholder.
+    tokens: prompt and every output token that has been read, int64; never a placeholder.
     placeholders: tokens sampled on the device, or about to be, that were not read yet.
     computed: tokens whose KV is on the device once all steps in flight are done (upper bound).
     prefill_end: the first `prefill_end` tokens are sent by id; after that each step computes the
@@ -44,7 +45,7 @@ class Sequence:
 
     request: Request
     order: int
-    tokens: list[int]
+    tokens: array[int]
     num_prompt: int
     limit: int
     seed: int
