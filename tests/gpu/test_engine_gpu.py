@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from baton import LLM, SamplingParams
+from baton.core.step import StepPlan
+from baton.runner.runner import Runner
 from helpers.deep import fix_cost, watch_layers
 
 FAMILIES = ["llama", "qwen3_moe", "hy_v3", "deepseek_v3"]
@@ -104,6 +106,31 @@ def test_graphs_change_no_token(wide: Callable[[str], str], family: str) -> None
     for eager_answer, graph_answer in zip(*found, strict=True):
         assert eager_answer.token_ids == graph_answer.token_ids
         assert eager_answer.logprobs == graph_answer.logprobs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_launch_never_waits_for_the_card(
+    wide: Callable[[str], str], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that fits a graph, and decodes: no copy from memory that is not pinned, no read."""
+    launch, launched = Runner.launch, list[int]()
+
+    def strict(self: Runner, plan: StepPlan) -> Any:
+        launched.append(len(plan.admit))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(self, plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    asked = SamplingParams(temperature=temperature, max_tokens=3, ignore_eos=True)
+    with LLM(wide("llama"), **BASE) as llm:
+        monkeypatch.setattr(Runner, "launch", strict)
+        for length in (1000, 40, 1000):
+            ids = [(7 * i + length) % 310 + 3 for i in range(length)]
+            assert len(llm.generate([ids], asked)[0].completions[0].token_ids) == 3
+        assert llm.stats().eager_passes == 0
+    assert sum(launched) == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from baton.ops.norm import embed_rms_norm, rms_norm
 from baton.ops.rope import angles
 from baton.ops.sample import choose
-from baton.ops.step import advance, decode_inputs
+from baton.ops.step import advance, decode_inputs, prompt_inputs
 
 BF16 = torch.bfloat16
 
@@ -60,6 +60,20 @@ def test_decodes_begin_and_end_as_on_the_plain_path(width, rows, pad, plain) -> 
     for a, b in zip(mine, theirs, strict=True):
         assert torch.equal(a, b)
         assert int(a[300]) == 0
+
+
+@pytest.mark.parametrize("size, length", [(64, 1), (64, 64), (1024, 1000), (4096, 4095)])
+@pytest.mark.parametrize("width", [64, 100, 8192])
+def test_a_prompt_begins_as_on_the_plain_path(width, size, length, plain) -> None:
+    pages = torch.randint(10_000, (301, width), device="cuda")
+    computed = torch.randint(1000, (301,), device="cuda")
+    for slot in (0, 155, 300):
+        head = torch.tensor([slot, length, *range(size)], device="cuda")
+        mine, theirs = computed.clone(), computed.clone()
+        out = prompt_inputs(head, size, mine, pages, 64)
+        want = plain(prompt_inputs, head, size, theirs, pages, 64)
+        for a, b in zip((*out, mine), (*want, theirs), strict=True):
+            assert torch.equal(a, b)
 
 
 def test_decodes_follow_one_another_in_a_graph(plain) -> None:

@@ -39,13 +39,13 @@ def test_pool_states() -> None:
 
 
 def test_digest_is_a_chain_over_tokens_namespace_and_salt() -> None:
-    index = BlockIndex(b"model", 4)
+    index = BlockIndex(b"model")
     first = index.digest(index.root(""), [1, 2, 3, 4])
     assert len(first) == 32
     assert index.digest(first, [1, 2, 3, 4]) != first
     assert index.digest(index.root("tenant"), [1, 2, 3, 4]) != first
-    assert index.root("a") != BlockIndex(b"modela", 4).root("")
-    assert BlockIndex(b"other", 4).digest(BlockIndex(b"other", 4).root(""), [1, 2, 3, 4]) != first
+    assert index.root("a") != BlockIndex(b"modela").root("")
+    assert BlockIndex(b"other").digest(BlockIndex(b"other").root(""), [1, 2, 3, 4]) != first
 
 
 def test_hit_leaves_one_token_to_compute() -> None:

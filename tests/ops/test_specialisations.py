@@ -26,7 +26,7 @@ from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
 from baton.ops.triton.decode_mla import decode_mla, mla_launch
 from baton.ops.triton.heads import head_products
 from baton.ops.triton.split import Workspace, task_map
-from baton.runner.graphs import batch_buckets
+from baton.runner.graphs import PROMPT_BUCKETS, batch_buckets
 from baton.runner.probes import chunks
 from helpers.sm90 import Hopper
 
@@ -167,6 +167,18 @@ def test_embedding_and_angles_at_every_number_of_tokens(
     for size in compiled_sizes():
         run(size)
     covered(launched, every, (), range(1, MOST + 1))
+
+
+@pytest.mark.parametrize("width", [64, 65, 8192])
+def test_prompts_begin_alike_at_every_length(launched: set[str], width: int) -> None:
+    computed = torch.zeros(BATCH + 1, dtype=torch.int64)
+    pages = torch.zeros(BATCH + 1, width, dtype=torch.int64)
+    head = torch.ones(2 + PROMPT_BUCKETS[-1], dtype=torch.int64)
+
+    def run(size: int) -> None:
+        step.prompt_inputs(head, size, computed, pages, PAGE)
+
+    covered(launched, run, PROMPT_BUCKETS[:1], range(1, PROMPT_BUCKETS[-1] + 1))
 
 
 @pytest.mark.parametrize("width", [1, 17, 512, 8192])

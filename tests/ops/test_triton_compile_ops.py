@@ -184,6 +184,12 @@ KERNELS["inputs"] = (
     {"PAGE": 64, "P": 8192, "CHUNK": 1024},
     {"unaligned": ("slots",)},
 )
+KERNELS["prompt inputs"] = (
+    step._prompt_inputs,
+    {**ints("head computed pages kv_slots tables last", L), "size": "i32", "scrap": "i32"},
+    {"PAGE": 64, "P": 8192, "BLOCK": 256},
+    {"unaligned": ("size", "scrap")},
+)
 KERNELS["finish"] = (
     step._advance,
     {

@@ -1,4 +1,4 @@
-"""What a padded decode reads and leaves behind, with a model that only shows what it was given."""
+"""What padded steps read and leave behind, with a model that only shows what it was given."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ VOCAB, PAGE, CPU = 100, 4, torch.device("cpu")
 class Follower:
     """Says token + position + 1, and keeps the batches that it was given."""
 
-    graph_prompts = False
-
-    def __init__(self) -> None:
+    def __init__(self, graph_prompts: bool = False) -> None:
+        self.graph_prompts = graph_prompts
         self.seen: list[tuple[torch.Tensor, ForwardBatch]] = []
 
     def plan(self, batch: ForwardBatch, views: Any) -> ForwardBatch:
@@ -62,3 +61,28 @@ def test_decodes_beside_padding() -> None:
         assert slots.last_token[[4, 1, 0]].tolist() == found.chosen[0, :3].tolist()
         assert sampler.generated.tolist() == [3 + step, 3 + step, 0, 0, 3 + step, 0, 0]
         assert slots.computed[slots.scrap] == slots.last_token[slots.scrap] == 0
+
+
+def test_prompts_before_padding() -> None:
+    """One after another through the same place: nothing of a longer one is left in it."""
+    slots, sampler = Slots(6, 40, 32, CPU, debug=False), Sampler(6, VOCAB, CPU)
+    model: Any = Follower(graph_prompts=True)
+    graphs = StepGraphs(model, [], slots, sampler, PAGE, 6, 128)
+    for slot, length in ((4, 100), (1, 64), (0, 3), (4, 65)):
+        pages = torch.randperm(40)[: -(-length // PAGE)]
+        slots.pages[slot, : len(pages)], slots.computed[slot] = pages, 0
+        ids = torch.randint(VOCAB, (length,))
+        row = Row(slot, 0, length, ids.numpy().tobytes(), [], True)
+        found = graphs.run([row])
+        assert found is not None
+        assert found.chosen is None
+        read, batch = model.seen[-1]
+        size = 64 if length <= 64 else 128
+        assert read.tolist() == ids.tolist() + [0] * (size - length)
+        assert batch.positions.tolist() == list(range(size))
+        stored = [int(pages[i // PAGE]) * PAGE + i % PAGE for i in range(length)]
+        assert batch.slots.tolist() == stored + [40 * PAGE + i % PAGE for i in range(length, size)]
+        assert torch.equal(batch.pages, slots.pages[[slot]])
+        assert found.logits.argmax(1).tolist() == [(int(ids[-1]) + length) % VOCAB]
+        assert int(slots.computed[slot]) == length
+    assert graphs.run([Row(4, 0, 129, bytes(8 * 129), [], True)]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Iterator, KeysView, Sequence
 from typing import cast
 
@@ -11,14 +12,13 @@ from typing import cast
 class BlockIndex:
     """Digest -> page and back; at most one page per digest and one digest per page.
 
-    A page's digest is SHA-256(parent digest, token ids as little-endian int32), so it stands for
+    A page's digest is SHA-256(parent digest, token ids as the machine's int64), so it stands for
     every token up to the end of the page. The first parent is `root(salt)`, which covers the
     namespace (model, weights, tokenizer, KV format...) and the tenant.
     """
 
-    def __init__(self, namespace: bytes, page_size: int) -> None:
+    def __init__(self, namespace: bytes) -> None:
         self._namespace = namespace
-        self._pack = struct.Struct(f"<{page_size}i").pack
         self._pages: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
 
@@ -39,7 +39,7 @@ class BlockIndex:
 
     def digest(self, parent: bytes, tokens: Sequence[int]) -> bytes:
         """Digest of a full page of `tokens` that follows `parent`."""
-        return hashlib.sha256(parent + self._pack(*tokens)).digest()
+        return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
 
     @property
     def named(self) -> KeysView[int]:

@@ -59,7 +59,7 @@ class KVManager:
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_caching = prefix_caching
-        self._index = BlockIndex(namespace, page_size)
+        self._index = BlockIndex(namespace)
         self._pool = PagePool(num_pages, self._evicted)
         self._track_freed, self._looks_ahead = track_freed, looks_ahead
         self._freed: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -62,8 +63,5 @@ def upload(
 
 def upload_together(parts: Sequence[Sequence[int]], device: torch.device) -> list[torch.Tensor]:
     """Each of `parts` as int64 `[len(part)]` on `device`, all in one copy."""
-    sizes = [len(part) for part in parts]
-    host = staging(sum(sizes), device, torch.int64)
-    for place, part in zip(torch.split(host, sizes), parts, strict=True):
-        place.numpy()[:] = part
-    return list(torch.split(host.to(device, non_blocking=True), sizes))
+    whole = upload([*chain.from_iterable(parts)], device)
+    return list(whole.split_with_sizes([len(part) for part in parts]))

@@ -1,7 +1,8 @@
-"""What a step of decodes does outside its model: fetch what the device knows of its rows, and keep
-what they have become.
+"""What steps through CUDA graphs do outside their model: fetch what the device knows of their rows,
+and keep what these have become.
 
-S rows, each of a slot of its own, but for rows that pad the batch: these may share a slot.
+Decodes are S rows, each of a slot of its own, but for rows that pad the batch: these may share a
+slot. A prompt is one row, of T tokens with its padding.
 """
 
 from __future__ import annotations
@@ -44,6 +45,40 @@ def decode_inputs(
     page = tables.gather(1, (positions // page_size)[:, None])[:, 0]
     kv_slots = page * page_size + positions % page_size
     return DecodeInputs(last_token[slots], positions, kv_slots, tables)
+
+
+class PromptInputs(NamedTuple):
+    """Int64: places of the tokens in the KV cache (`kv_slots` `[T]`), the row's page table (`pages`
+    `[1, P]`), and the index of the `last` token that is not padding `[1]`."""
+
+    kv_slots: Tensor
+    pages: Tensor
+    last: Tensor
+
+
+def prompt_inputs(
+    head: Tensor, size: int, computed: Tensor, pages: Tensor, page_size: int
+) -> PromptInputs:
+    """What a prompt of which nothing is in the KV cache yet is stored by; counts its tokens.
+
+    Args:
+        head: int64 `[2 or more]`, contiguous: its slot, and its length, from 1 to `size`.
+        size: T, tokens with padding, which is stored at the start of the scrap page.
+        computed: int64 `[N]`, tokens in the cache of each slot: written in place.
+        pages: int64 `[N, P]`, contiguous: each slot's page ids in order of position, that of the
+            last slot being the scrap page. P pages hold T tokens.
+        page_size: tokens of a page.
+    """
+    if int_kernels(head):
+        from baton.ops.triton import step as kernels
+
+        return PromptInputs(*kernels.prompt_inputs(head, size, computed, pages, page_size))
+    slot, length = head[:1], head[1:2]
+    positions = torch.arange(size, device=head.device)
+    table = pages[slot]
+    page = torch.where(positions < length, table[0, positions // page_size], pages[-1, 0])
+    computed.index_add_(0, slot, length)
+    return PromptInputs(page * page_size + positions % page_size, table, length - 1)
 
 
 def advance(

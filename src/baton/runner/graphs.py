@@ -199,22 +199,16 @@ class StepGraphs:
 
     def _prefill_body(self, size: int) -> Replayed:
         """A prompt of `length <= size` tokens, nothing of it in the cache yet."""
-        state, page_size = self._slots, self._page_size
-        slot, length = self._prompt[:1], self._prompt[1:2]
-        positions = self._arange[:size]
-        pages = state.pages[slot]
-        scrap = state.pages[state.scrap, 0]
-        page = torch.where(positions < length, pages[0, positions // page_size], scrap)
+        inputs = self._slots.prompt_inputs(self._prompt, size, self._page_size)
         batch = ForwardBatch(
             query_lens=[size],
             context_lens=[0],
-            positions=positions,
-            slots=page * page_size + positions % page_size,
-            pages=pages,
+            positions=self._arange[:size],
+            slots=inputs.kv_slots,
+            pages=inputs.pages,
         )
         hidden = self._forward(self._prompt[2 : 2 + size], batch)
-        state.computed.index_add_(0, slot, length)
-        return Replayed(self._model.logits(hidden.index_select(0, length - 1)).float())
+        return Replayed(self._model.logits(hidden.index_select(0, inputs.last)).float())
 
     def _forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         return self._model.forward(ids, self._model.plan(batch, self._views))

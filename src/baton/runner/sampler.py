@@ -290,7 +290,5 @@ class Sampler:
         if not pairs:
             return None
         rows, ids, values = zip(*pairs, strict=True)
-        return _Pairs(
-            *upload_together((rows, ids), self.device),
-            upload(values, self.device, dtype),
-        )
+        places = upload_together((rows, ids), self.device)
+        return _Pairs(places[0], places[1], upload(values, self.device, dtype))

@@ -12,7 +12,7 @@ import torch
 
 from baton.core.step import Row, StepPlan
 from baton.ops.host import upload_together
-from baton.ops.step import DecodeInputs, advance, decode_inputs
+from baton.ops.step import DecodeInputs, PromptInputs, advance, decode_inputs, prompt_inputs
 
 #: Far outside any vocabulary or pool, so that a stray read fails loudly instead of quietly.
 POISON = -(2**40)
@@ -90,6 +90,11 @@ class Slots:
     def decode_inputs(self, slots: torch.Tensor, page_size: int) -> DecodeInputs:
         """What a decode of `slots` [n] reads. Not in debug mode: see `read`."""
         return decode_inputs(slots, self.last_token, self.computed, self.pages, page_size)
+
+    def prompt_inputs(self, head: torch.Tensor, size: int, page_size: int) -> PromptInputs:
+        """What a prompt of `head` (int64: slot, length) reads, of `size` tokens with its padding;
+        its length is counted. Not in debug mode, whose unused pages are poison."""
+        return prompt_inputs(head, size, self.computed, self.pages, page_size)
 
     def advance(
         self,

@@ -92,6 +92,25 @@ def test_inputs_of_decodes(rows: int, width: int, page_size: int) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("size, length", [(64, 1), (64, 64), (256, 63), (768, 700), (768, 513)])
+@pytest.mark.parametrize("width", [48, 300, 2049])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_inputs_of_a_prompt(size: int, length: int, width: int, page_size: int) -> None:
+    torch.manual_seed(0)
+    pages = torch.randint(1, 10_000, (200, width))
+    computed = torch.randint(1000, (200,))
+    for slot in (0, 77, 199):  # the last one pads
+        head = torch.tensor([slot, length, *range(size)])
+        mine, theirs = computed.clone(), computed.clone()
+        out = kernel_step.prompt_inputs(head, size, mine, pages, page_size)
+        want = plain_step.prompt_inputs(head, size, theirs, pages, page_size)
+        for a, b in zip((*out, mine), (*want, theirs), strict=True):
+            assert torch.equal(a, b)
+        places = [pages[slot, i // page_size] * page_size + i % page_size for i in range(length)]
+        assert out[0][:length].tolist() == places
+        assert set((out[0][length:] // page_size).tolist()) <= {int(pages[199, 0])}
+
+
 @pytest.mark.parametrize("rows, pad", [(0, 0), (0, 3), (1, 0), (5, 2), (128, 1), (200, 99)])
 def test_the_end_of_decodes(rows: int, pad: int) -> None:
     torch.manual_seed(0)

@@ -1,8 +1,9 @@
-"""Where a step of decodes begins and ends: one kernel each, for a dozen small ones in PyTorch.
+"""Where a step of decodes begins and ends, and where a prompt does: one kernel each, for a dozen
+small ones in PyTorch.
 
-Bytes: `16 S P` for S page tables of P pages, and some 100 a row. Neither kernel does more than wait
-for memory: what counts is how often, three times in a row for the first one (the slot; its length
-and its table; the page of the new token).
+Bytes: `16 S P` for S page tables of P pages, some 100 a row of a decode and 16 a token of a prompt.
+No kernel does more than wait for memory: what counts is how often, three times in a row for the
+first one (the slot; its length and its table; the page of the new token).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from baton.ops.triton.common import follow, overlapping
 
 _CHUNK = 1024  # pages that a program copies
 _ROWS = 128  # rows that a program ends
+_TOKENS = 256  # of a prompt, and as many pages, that a program looks up
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -55,6 +57,43 @@ def decode_inputs(
             launch_pdl=overlapping(),
         )  # fmt: skip
     return ids, positions, kv_slots, tables
+
+
+@triton.jit(do_not_specialize=["size", "scrap"])
+def _prompt_inputs(
+    head, computed, pages, kv_slots, tables, last, size, scrap,
+    PAGE: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    follow()
+    slot, length = tl.load(head), tl.load(head + 1)
+    table = pages + slot * P
+    page = tl.load(table + at // PAGE, mask=at < length, other=0)
+    page = tl.where(at < length, page, tl.load(pages + scrap.to(tl.int64) * P))
+    tl.store(kv_slots + at, page * PAGE + at % PAGE, mask=at < size)
+    tl.store(tables + at, tl.load(table + at, mask=at < P), mask=at < P)
+    if tl.program_id(0) == 0:
+        tl.store(computed + slot, tl.load(computed + slot) + length)
+        tl.store(last, length - 1)
+
+
+def prompt_inputs(
+    head: torch.Tensor,
+    size: int,
+    computed: torch.Tensor,
+    pages: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `ops.step.prompt_inputs`."""
+    slots, width = pages.shape
+    kv_slots, tables, last = (
+        torch.empty(shape, dtype=torch.int64, device=head.device) for shape in (size, (1, width), 1)
+    )
+    _prompt_inputs[(triton.cdiv(max(size, width), _TOKENS),)](
+        head, computed, pages, kv_slots, tables, last, size, slots - 1,
+        PAGE=page_size, P=width, BLOCK=_TOKENS, num_warps=2, launch_pdl=overlapping(),
+    )  # fmt: skip
+    return kv_slots, tables, last
 
 
 @triton.jit(
