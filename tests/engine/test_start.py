@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
+from baton.config.options import EngineOptions
 from baton.core.errors import ModelError
 from baton.core.kv import KVShape
 from baton.engine import build, memory
@@ -55,6 +57,21 @@ def test_a_rehearsal_goes_on_beside_loading(
     assert answer(tiny("hy_v3")) == expected
 
 
+@pytest.mark.parametrize("device, woken", [("auto", True), ("cpu", False)])
+def test_compilers_wake_before_the_device_is_known(
+    device: str, woken: bool, tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake, measure = threading.Event(), build.measure_machine
+
+    def wait(wanted: str) -> Any:
+        assert awake.wait(30 if woken else 0.2) is woken
+        return measure(wanted)
+
+    monkeypatch.setattr(build, "wake_compiler", awake.set)
+    monkeypatch.setattr(build, "measure_machine", wait)
+    build.prepare(EngineOptions.of(tiny("llama"), **BASE, device=device))
+
+
 def test_an_error_in_loading_waits_for_the_rehearsal(
     tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +100,38 @@ def test_an_error_in_the_rehearsal_ends_the_start(
     monkeypatch.setattr(build, "rehearse", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         LLM(tiny("llama"), **BASE)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_rehearsal_runs_on_its_rank_s_device_and_launches_nothing(
+    debug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+
+    @contextmanager
+    def precompiling() -> Iterator[None]:
+        done.append("hold kernels back")
+        yield
+        done.append("kernels are ready")
+
+    def runner(config: Any, model: Any, views: Any) -> Any:
+        assert (config.num_pages, model) == (memory.TRIAL_PAGES, "brief")
+        slots = SimpleNamespace(debug=debug)
+        return SimpleNamespace(slots=slots, rehearse=lambda: done.append("rehearse"))
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: done.append("wait"))
+    monkeypatch.setattr(memory, "precompiling", precompiling)
+    monkeypatch.setattr(memory, "Runner", runner)
+    monkeypatch.setattr(memory, "pool_views", lambda *_: [])
+    attention = SimpleNamespace(warm_up=lambda: done.append("warm up"))
+    model: Any = SimpleNamespace(brief=lambda: "brief", attention=attention)
+    memory.rehearse(make_config(), model, torch.device("cpu"))
+    assert done == []
+    memory.rehearse(make_config(), model, torch.device("cuda:1"))
+    steps = [] if debug else ["rehearse"]  # debug's checks would read what no kernel wrote
+    inside = ["hold kernels back", *steps, "warm up", "kernels are ready"]
+    assert done == ["cuda:1", *inside, "wait"]
 
 
 class Card:

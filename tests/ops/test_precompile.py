@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Card(Hopper):
     def __init__(self) -> None:
         self.current, self.loaded = threading.local(), list[tuple[int, str]]()
         self.launched: list[tuple[int, int, int]] = []
+        self.making, self.meanwhile = threading.Lock(), lambda: None
         self.current.device = 1
         self.utils = self  # methods of both are called here
 
@@ -50,6 +52,9 @@ class Card(Hopper):
         return {"max_shared_mem": 232448}
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        assert self.making.acquire(blocking=False), "a C module is made twice"
+        self.meanwhile()
+        self.making.release()
         return lambda x, y, z, *_: self.launched.append((x, y, z))
 
     def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[Any, ...]:
@@ -117,6 +122,22 @@ def test_a_compiler_is_woken_by_a_kernel_that_does_not_run(
     wake_compiler()
     assert compiled == [threading.current_thread().name]
     assert card.loaded == card.launched == []
+
+
+def test_of_kernels_called_the_same_one_is_made_ready_at_a_time(
+    compiled: list[str], card: Card
+) -> None:
+    def wait() -> None:
+        end = time.monotonic() + 5
+        while len(compiled) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.1)  # for a second one to come in
+
+    card.meanwhile = wait
+    with precompiling():
+        for n in (256, 512):
+            _double[(1,)](torch.ones(n), torch.empty(n), N=n)
+    assert len(card.loaded) == 2
 
 
 def test_an_error_leaves_launches_as_they_were(compiled: list[str]) -> None:

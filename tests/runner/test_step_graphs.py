@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -86,3 +88,57 @@ def test_prompts_before_padding() -> None:
         assert found.logits.argmax(1).tolist() == [(int(ids[-1]) + length) % VOCAB]
         assert int(slots.computed[slot]) == length
     assert graphs.run([Row(4, 0, 129, bytes(8 * 129), [], True)]) is None
+
+
+def test_steps_run_on_the_stream_of_their_capture_through_few_layers_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, sampler = Slots(6, 20, 64, CPU, debug=False), Sampler(6, VOCAB, CPU)
+    where, done = ["main"], list[tuple[str, str, int]]()
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    class On:
+        """`torch.cuda.stream`, or the capture of a graph."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            where.append(self.name)
+
+        def __exit__(self, *_: object) -> None:
+            where.pop()
+
+    class Noting(Follower):
+        def __init__(self, name: str) -> None:
+            super().__init__(graph_prompts=True)
+            self.name = name
+
+        def forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+            assert not gc.isenabled()
+            if self.name == "whole" and len(ids) == 128:
+                assert slots.computed[slots.scrap] == 0, "a warm-up leaves nothing behind"
+            done.append((self.name, where[-1], len(ids)))
+            return super().forward(ids, batch)
+
+    fakes = {
+        "Stream": Stream,
+        "CUDAGraph": object,
+        "current_stream": Stream,
+        "graph_pool_handle": object,
+        "synchronize": lambda: None,
+        "stream": lambda _: On("stream"),
+        "graph": lambda *_, **__: On("graph"),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    models: list[Any] = [Noting("brief"), Noting("whole")]
+    brief, whole = (StepGraphs(m, [], slots, sampler, PAGE, 6, 200) for m in models)
+    whole.capture(brief)
+    warm, captured = done[:6], done[6:]
+    assert warm == [("brief", "stream", n) for n in (1, 2, 4, 6, 64, 128)]
+    assert captured == [("whole", "graph", n) for n in (128, 64, 6, 4, 2, 1)], "largest first"
+    assert whole.captured

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ def precompiling() -> Iterator[None]:
     from triton.runtime import driver
 
     launch, ours = triton.JITFunction.run, threading.get_ident()
+    first = defaultdict[str, threading.Lock](threading.Lock)
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         warmup = warmup or threading.get_ident() == ours
@@ -69,7 +71,8 @@ def precompiling() -> Iterator[None]:
         def submit(self, key: str, compile_fn: Any, finalize_fn: Callable[[Any], None]) -> Any:
             def ready() -> Any:
                 kernel = compile_fn()
-                kernel._init_handles()  # what else its first launch would do
+                with first[kernel.name]:  # makes the C module for all that are called the same
+                    kernel._init_handles()  # what else a first launch would do
                 return kernel
 
             known = key in self.future_kernels
