@@ -1,4 +1,4 @@
-"""Decode attention: our task map, our static split, and FA3 where it can be imported."""
+"""Decode attention: our task map, FlashInfer, and FA3 where it can be imported."""
 
 from __future__ import annotations
 
@@ -107,23 +107,15 @@ def gqa_mix(
     ms = graph_ms([lambda v=v: backend.decode_gqa(plan, v, q) for v in views])
     report(title, shape, "task map", ms, limit, error=error, TBps=size / ms / 1e9)
 
-    def run(view: Any, shares: TaskMap, space: Workspace, static: int = 0) -> torch.Tensor:
-        key, value = view.paged()
-        return gqa.decode_gqa(
-            q, key, value, batch.pages, shares, space, spec.scale, backend._gqa, static
-        )[0]
+    def run(view: Any, shares: TaskMap, space: Workspace) -> torch.Tensor:
+        cache = view.paged()
+        return gqa.decode_gqa(q, *cache, batch.pages, shares, space, spec.scale, backend._gqa)[0]
 
     def mapped(programs: int, **options: int) -> tuple[TaskMap, Workspace]:
         space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
         size = backend._gqa.tile, spec.num_kv_heads
         return task_map(batch.positions, *size, programs, **options), space
 
-    pieces = max(1, min(max(lengths) // PAGE, backend.programs // (count * spec.num_kv_heads)))
-    slots = count * spec.num_kv_heads * pieces
-    space = Workspace.make(slots, backend._gqa.rows, spec.head_dim, CUDA)
-    error = difference(run(views[0], plan.shares, space, pieces), want)
-    ms = graph_ms([lambda v=v: run(v, plan.shares, space, pieces) for v in views])
-    report(title, shape, f"static /{pieces}", ms, limit, error=error, TBps=size / ms / 1e9)
     if sweep:
         cores = torch.cuda.get_device_properties(CUDA).multi_processor_count
         tries: list[tuple[str, int, dict[str, int]]]

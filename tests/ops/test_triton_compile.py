@@ -43,7 +43,7 @@ COMMON = {
 }  # fmt: skip
 
 
-def gqa(group: int, heads: int, dim: int, page: int, static: int = 0) -> tuple[Compiled, int]:
+def gqa(group: int, heads: int, dim: int, page: int) -> tuple[Compiled, int]:
     config = gqa_launch(group, dim)
     strides = "q_row q_head k_page k_head k_token v_page v_head v_token table_row"
     args = types(strides, q="*bf16", k_pages="*bf16", v_pages="*bf16", **COMMON)
@@ -51,19 +51,19 @@ def gqa(group: int, heads: int, dim: int, page: int, static: int = 0) -> tuple[C
     constants = {
         "HK": heads, "G": group, "G_PAD": config.rows, "D": dim, "D_PAD": padded,
         "TILE": config.tile, "PAGE": page, "B_PAD": 64, "STAGES": config.stages,
-        "STATIC": static, "PRECISION": "tf32",
+        "PRECISION": "tf32",
     }  # fmt: skip
     return compile_sm90(_decode_gqa_kernel, args, constants, SMALL), config.residents
 
 
 @pytest.mark.parametrize(
-    "group, heads, dim, page, static",
-    [(8, 8, 128, 64, 0), (12, 1, 128, 16, 0), (8, 8, 128, 64, 4), (4, 8, 96, 64, 0),
-     (8, 4, 256, 64, 0), (3, 3, 64, 64, 0), (64, 1, 128, 64, 0)],
+    "group, heads, dim, page",
+    [(8, 8, 128, 64), (12, 1, 128, 16), (4, 8, 96, 64), (8, 4, 256, 64), (3, 3, 64, 64),
+     (64, 1, 128, 64)],
 )  # fmt: skip
-def test_decode_gqa(group: int, heads: int, dim: int, page: int, static: int) -> None:
-    found, residents = gqa(group, heads, dim, page, static)
-    report(f"gqa {group}x{heads} d{dim} page {page} static {static}", found)
+def test_decode_gqa(group: int, heads: int, dim: int, page: int) -> None:
+    found, residents = gqa(group, heads, dim, page)
+    report(f"gqa {group}x{heads} d{dim} page {page}", found)
     assert found.local == 0
     assert found.shared * residents <= SHARED
     if page == 64:  # smaller pages need a page id per token: fewer programs fit, no more
@@ -120,8 +120,7 @@ def test_map_and_combine(dim: int, heads: int, block_heads: int, batch: int) -> 
     columns, together, pieces, stages = split.combine_shape(batch * heads, dim, block_heads)
     constants = {
         "heads": heads, "BLOCK_HEADS": block_heads, "R": 16, "D": dim, "HEADS": together,
-        "COLUMNS": columns, "PIECES": pieces, "STAGES": stages, "TILE": 64, "STATIC": 0,
-        "MOST": 256,
+        "COLUMNS": columns, "PIECES": pieces, "STAGES": stages, "TILE": 64, "MOST": 256,
     }  # fmt: skip
     found = compile_sm90(split._combine_kernel, args, constants, SMALL)
     assert found.count("LDGSTS.E.BYPASS.128") >= 8  # on their way at once

@@ -92,11 +92,6 @@ def test_gqa_shapes(page, kv_heads, group, dim, dtype) -> None:
     check_gqa([65, 130, 1], page, kv_heads, group, dim, 4, dtype)
 
 
-@pytest.mark.parametrize("static", [1, 4])
-def test_gqa_static_split(static: int) -> None:
-    check_gqa([700, 33, 2, 0], 64, 2, 3, 64, 1, F32, static)
-
-
 def test_many_partials() -> None:
     """More than are combined at once."""
     check_gqa([2200], 64, 1, 2, 16, 80, F32)
@@ -129,7 +124,7 @@ def test_shapes_of_the_combination(combiners: int, monkeypatch: pytest.MonkeyPat
     """Eight heads of a program, two, and a part of one."""
     monkeypatch.setattr("baton.ops.triton.split.COMBINERS", combiners)
     check_gqa([700, 33, 0], 64, 2, 8, 128, 7, F32)
-    check_gqa([700, 33, 0], 64, 2, 8, 96, 1, F32, static=4)
+    check_gqa([700, 33, 0], 64, 2, 8, 96, 5, F32)
     check_mla([700, 33, 0], 64, 3, 128, 16, 9, mla_launch(3), F32)
 
 
@@ -140,9 +135,7 @@ def test_shares_of_at_least(mix: str, least: int) -> None:
     check_mla(MIXES[mix], 64, 3, 32, 16, 40, mla_launch(3), F32, least)
 
 
-def check_gqa(
-    lengths, page, kv_heads, group, dim, programs, dtype, static=0, least=1, slack=-1
-) -> None:
+def check_gqa(lengths, page, kv_heads, group, dim, programs, dtype, least=1, slack=-1) -> None:
     keys = Paged(lengths, page, kv_heads, dim, dtype)
     values = keys.store.flip(-1).transpose(1, 2)
     q = torch.randn(len(lengths), kv_heads * group, dim).to(dtype)
@@ -152,12 +145,9 @@ def check_gqa(
     positions[rows] = torch.tensor(lengths) - 1
     config = gqa_launch(group, dim, q.itemsize)
     shares = task_map(positions, config.tile, kv_heads, programs, rows, least, slack)
-    slots = len(lengths) * kv_heads * static if static else 2 * programs
-    space = Workspace.make(slots, config.rows, dim, q.device)
+    space = Workspace.make(2 * programs, config.rows, dim, q.device)
     space.out.fill_(torch.nan), space.lse.fill_(torch.nan)
-    out, lse = decode_gqa(
-        q, keys.pages, values, keys.table, shares, space, 0.3, config, static,
-    )  # fmt: skip
+    out, lse = decode_gqa(q, keys.pages, values, keys.table, shares, space, 0.3, config)
     want, want_lse = reference(q, keys.tokens, [k.flip(-1) for k in keys.tokens], 0.3)
     assert close(out, want, dtype)
     assert torch.allclose(lse.double(), want_lse, atol=1e-3 if dtype == F16 else 1e-5)

@@ -77,34 +77,20 @@ def _decode_gqa_kernel(
     q_row, q_head, k_page, k_head, k_token, v_page, v_head, v_token, table_row,
     HK: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, B_PAD: tl.constexpr,
-    STAGES: tl.constexpr, STATIC: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     g = tl.arange(0, G_PAD)
     d = tl.arange(0, D_PAD)
     mask = (g < G)[:, None] & (d < D)[None, :]
-    if STATIC > 0:
-        # The baseline: STATIC equal pieces of every (sequence, head); one unit is one piece.
-        unit = tl.program_id(0)
-        stop = unit + 1
-    else:
-        unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
+    unit, stop, ends, all_lengths = line(lengths, bounds, batch, B_PAD)
     follow()
     while unit < stop:
-        if STATIC > 0:
-            b = unit // (HK * STATIC)
-            head = unit // STATIC % HK
-            length = tl.load(lengths + b)
-            tiles = tl.cdiv(length, TILE)
-            share = tl.cdiv(tiles, STATIC)
-            first = unit % STATIC * share
-            last = tl.minimum(first + share, tiles)
-        else:
-            b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
-            tiles = tl.cdiv(length, TILE)
-            inside = unit - start
-            head = inside // tiles
-            first = inside % tiles
-            last = tl.minimum(tiles, first + stop - unit)
+        b, start, end, length = sequence_of(unit, ends, all_lengths, B_PAD)
+        tiles = tl.cdiv(length, TILE)
+        inside = unit - start
+        head = inside // tiles
+        first = inside % tiles
+        last = tl.minimum(tiles, first + stop - unit)
         if first < last:
             query = tl.load(
                 q + b.to(tl.int64) * q_row + (head * G + g)[:, None] * q_head + d[None, :],
@@ -119,24 +105,18 @@ def _decode_gqa_kernel(
             )  # fmt: skip
             acc = acc / total[:, None]
             top += tl.log2(total)
-            if STATIC == 0 and first == 0 and last == tiles:
+            if first == 0 and last == tiles:
                 row = b.to(tl.int64) * HK * G + head * G + g
                 tl.store(out + row[:, None] * D + d[None, :], acc.to(out.dtype.element_ty), mask)
                 tl.store(lse + row, top * LN_2, g < G)
             else:
-                if STATIC > 0:
-                    slot = unit.to(tl.int64)
-                else:
-                    slot = (2 * tl.program_id(0) + (first == 0).to(tl.int32)).to(tl.int64)
+                slot = (2 * tl.program_id(0) + (first == 0).to(tl.int32)).to(tl.int64)
                 row = slot * G_PAD + g
                 tl.store(part + row[:, None] * D + d[None, :], acc, mask)
                 tl.store(part_lse + row, top, g < G)
-        if STATIC > 0:
-            unit += 1
-        else:
-            unit += last - first
-            if unit - start >= tiles * HK:
-                unit = end
+        unit += last - first
+        if unit - start >= tiles * HK:
+            unit = end
 
 
 @dataclass(frozen=True)
@@ -171,7 +151,6 @@ def decode_gqa(
     space: Workspace,
     scale: float,
     launch: GQALaunch,
-    static: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its pages.
 
@@ -180,11 +159,8 @@ def decode_gqa(
         key, value: pages `[num_pages, page_size, Hk, D]`, any strides but the last.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
         shares: `task_map(..., tile=launch.tile, blocks=Hk)`.
-        space: `>= 2 * shares.programs` slots, or `B * Hk * static`, of `launch.rows`
-            rows and D columns.
+        space: `>= 2 * shares.programs` slots of `launch.rows` rows and D columns.
         scale: on the scores.
-        static: instead of the task map, split every sequence into this many pieces (what
-            flash-decoding does; kept to compare with).
 
     Returns:
         `(out [B, H, D] in q's dtype, lse float32 [B, H])`.
@@ -195,8 +171,7 @@ def decode_gqa(
     out = torch.empty(batch, heads, dim, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=q.device)
     wide = q.dtype == torch.float32
-    grid = batch * kv_heads * static if static else shares.programs
-    _decode_gqa_kernel[(grid,)](
+    _decode_gqa_kernel[(shares.programs,)](
         q, key, value, pages, shares.lengths, shares.bounds, out, lse, space.out, space.lse,
         batch, scale * LOG2_E,
         q.stride(0), q.stride(1), key.stride(0), key.stride(2), key.stride(1),
@@ -204,8 +179,8 @@ def decode_gqa(
         HK=kv_heads, G=group, G_PAD=launch.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=launch.stages,
-        STATIC=static, PRECISION="ieee" if wide else "tf32", num_warps=4,
+        PRECISION="ieee" if wide else "tf32", num_warps=4,
         launch_pdl=overlapping(),
     )  # fmt: skip
-    combine(space, shares, out, lse, group, static)
+    combine(space, shares, out, lse, group)
     return out, lse

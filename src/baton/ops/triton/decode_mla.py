@@ -163,5 +163,5 @@ def decode_mla(
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=launch.warps, launch_pdl=overlapping(),
         )  # fmt: skip
-    combine(space, shares, out, lse, launch.rows, 0)
+    combine(space, shares, out, lse, launch.rows)
     return out, lse

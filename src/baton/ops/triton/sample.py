@@ -52,7 +52,7 @@ def _mix64(x):
 
 @triton.jit
 def _row_key(seed, count):
-    """`ops.sample.row_keys` of one row, as one number."""
+    """`ops.sample.row_keys` of one row, uint64: its first key is the low half."""
     step = (count + 1).to(tl.uint64, bitcast=True) * tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     return _mix64(_mix64(seed.to(tl.uint64, bitcast=True)) + step)
 
@@ -110,11 +110,11 @@ def _scan(
 ):  # fmt: skip
     """Of one block in `share` rows: the greatest logit, and either where it is first (greedy
     rows), or the least of `log2(E) - x / (T log(2))`, roughly: the lowest wins."""
-    block = tl.program_id(1)
+    block = tl.program_id(0)
     index = block * B + tl.arange(0, B)
     mixed = _mix32(index.to(tl.uint32))
     follow()
-    first = tl.program_id(0).to(tl.int64) * share
+    first = tl.program_id(1).to(tl.int64) * share
     for row in range(first, tl.minimum(first + share, rows)):
         x = tl.load(logits + row * stride + index, mask=index < V, other=float("-inf"))
         slot = tl.load(slots + row)
@@ -173,6 +173,7 @@ def _pick(
     key = _row_key(seed, tl.load(counts + slot, cache_modifier=".cg"))
     follow()
     values = tl.load(best + at, mask=lane < BLOCKS, other=float("-inf"))
+    rough = tl.load(near + at, mask=lane < BLOCKS, other=float("inf"))  # of greedy rows: anything
     maximum = _maximum(values)
     unusable = (maximum != maximum) | (tl.abs(maximum) == float("inf"))
     token = 0
@@ -181,7 +182,6 @@ def _pick(
             block = tl.min(tl.where(values == maximum, lane, BLOCKS), 0)
             token = tl.load(where + row * BLOCKS + block)
         else:
-            rough = tl.load(near + at, mask=lane < BLOCKS, other=float("inf"))
             divisor = _divisor(temperature)
             token = _draw(logits + row * stride, maximum, rough, key, divisor, V, BLOCKS, LANES, B)
     tl.store(tokens + row, token)
@@ -218,7 +218,7 @@ def choose(
     share = triton.cdiv(count * blocks, _PROGRAMS)
     state = best, where, near, slots, temperatures, seeds, counts
     strides = logits.stride(0), temperatures.stride(0), seeds.stride(0)
-    _scan[(triton.cdiv(count, share), blocks)](
+    _scan[(blocks, triton.cdiv(count, share))](
         logits, *state, count, share, *strides, V=vocab, BLOCKS=blocks, B=_BLOCK,
         num_warps=1, maxnreg=REGISTERS, launch_pdl=overlapping(),
     )  # fmt: skip

@@ -97,21 +97,15 @@ def sequence_of(unit, ends, lengths, B_PAD: tl.constexpr):
 
 
 @triton.jit
-def _slot(start, i, STATIC: tl.constexpr):
+def _slot(start, i):
     """Where piece `i` of a sequence lies: the first one begins it, the others continue it."""
-    if STATIC > 0:
-        return start + i
-    else:
-        return start + 2 * i - (i > 0).to(tl.int32)
+    return start + 2 * i - (i > 0).to(tl.int32)
 
 
 @triton.jit
-def _partials(
-    part, part_lse, start, i, count, here, r, d,
-    R: tl.constexpr, D: tl.constexpr, STATIC: tl.constexpr,
-):  # fmt: skip
+def _partials(part, part_lse, start, i, count, here, r, d, R: tl.constexpr, D: tl.constexpr):
     """Pieces `i` of a sequence, `[pieces, heads, columns]` and their log-sum-exps."""
-    slot = _slot(start, i, STATIC)[:, None] * R + r[None, :]
+    slot = _slot(start, i)[:, None] * R + r[None, :]
     live = (i < count)[:, None] & here[None, :]
     at = part + slot.to(tl.int64)[:, :, None] * D + d[None, None, :]
     value = tl.load(at, live[:, :, None] & (d < D)[None, None, :], 0.0)
@@ -123,7 +117,7 @@ def _combine_kernel(
     part, part_lse, lengths, bounds, out, lse, batch,
     heads: tl.constexpr, BLOCK_HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
     HEADS: tl.constexpr, COLUMNS: tl.constexpr, PIECES: tl.constexpr, STAGES: tl.constexpr,
-    TILE: tl.constexpr, STATIC: tl.constexpr, MOST: tl.constexpr,
+    TILE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """One program per (sequence, HEADS query heads of one block, block of columns): the
     log-sum-exp weighted mean of the partials (`part [slots, R, D]`, base-2 `part_lse [slots, R]`).
@@ -134,15 +128,11 @@ def _combine_kernel(
     block = tl.program_id(1) * HEADS // BLOCK_HEADS
     r = head - block * BLOCK_HEADS
     tiles = tl.cdiv(tl.load(lengths + b, cache_modifier=".cg"), TILE)
-    if STATIC > 0:
-        count = tl.cdiv(tiles, tl.cdiv(tl.maximum(tiles, 1), STATIC))
-        start = (b * (heads // BLOCK_HEADS) + block) * STATIC
-    else:
-        per = tl.load(bounds + batch + 1, cache_modifier=".cg")
-        first = tl.load(bounds + b, cache_modifier=".cg") + block * tiles
-        p0 = first // per
-        count = (first + tiles - 1) // per - p0 + 1
-        start = 2 * p0 + 1
+    per = tl.load(bounds + batch + 1, cache_modifier=".cg")
+    first = tl.load(bounds + b, cache_modifier=".cg") + block * tiles
+    p0 = first // per
+    count = (first + tiles - 1) // per - p0 + 1
+    start = 2 * p0 + 1
     follow()
     d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (b * heads + head).to(tl.int64)
@@ -151,13 +141,13 @@ def _combine_kernel(
     if tiles == 0:
         tl.store(at_out, tl.zeros([HEADS, COLUMNS], out.dtype.element_ty), inside)
         tl.store(lse + row, tl.full([HEADS], float("-inf"), tl.float32), head < heads)
-    elif count > 1 or STATIC > 0:
+    elif count > 1:
         # The first partials are asked for before anything waits; those behind are only added up.
         i = tl.arange(0, PIECES)
-        value, piece = _partials(part, part_lse, start, i, count, head < heads, r, d, R, D, STATIC)
+        value, piece = _partials(part, part_lse, start, i, count, head < heads, r, d, R, D)
         n = tl.arange(0, MOST)
         known = (n < count)[:, None] & (head < heads)[None, :]
-        at_lse = part_lse + _slot(start, n, STATIC)[:, None] * R + r[None, :]
+        at_lse = part_lse + _slot(start, n)[:, None] * R + r[None, :]
         each = tl.load(at_lse, known, float("-inf"))
         top = tl.max(each, 0)
         base = tl.where(top == float("-inf"), 0.0, top)[None, :]
@@ -165,7 +155,7 @@ def _combine_kernel(
         acc = value * tl.exp2(piece - base)[:, :, None]
         for begin in tl.range(PIECES, count, PIECES, num_stages=STAGES):
             value, piece = _partials(
-                part, part_lse, start, begin + i, count, head < heads, r, d, R, D, STATIC
+                part, part_lse, start, begin + i, count, head < heads, r, d, R, D
             )
             acc += value * tl.exp2(piece - base)[:, :, None]
         mean = tl.sum(acc, 0) / total[:, None]
@@ -248,7 +238,6 @@ def combine(
     out: torch.Tensor,
     lse: torch.Tensor,
     block_heads: int,
-    static: int,
 ) -> None:
     """Finish `out [B, H, D]` and `lse [B, H]` (natural) where a sequence was split.
 
@@ -260,7 +249,7 @@ def combine(
         space.out, space.lse, shares.lengths, shares.bounds, out, lse, batch,
         heads=heads, BLOCK_HEADS=block_heads, R=space.out.shape[1], D=dim, HEADS=together,
         COLUMNS=columns, PIECES=pieces, STAGES=stages, TILE=shares.tile,
-        STATIC=static, MOST=triton.next_power_of_2(static or shares.programs),
+        MOST=triton.next_power_of_2(shares.programs),
         num_warps=4, launch_pdl=overlapping(),
     )  # fmt: skip
 
