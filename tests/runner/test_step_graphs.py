@@ -120,7 +120,7 @@ def test_steps_run_on_the_stream_of_their_capture_through_few_layers_first(
         def forward(self, ids: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
             assert not gc.isenabled()
             if self.name == "whole" and len(ids) == 128:
-                assert slots.computed[slots.scrap] == 0, "a warm-up leaves nothing behind"
+                assert slots.computed[slots.scrap] == 1, "this pass alone has counted a token"
             done.append((self.name, where[-1], len(ids)))
             return super().forward(ids, batch)
 
