@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from baton.config.model import MoEConfig
 from baton.core.kv import KVShape
 from baton.kv.format import make_views
-from baton.ops import moe as plain_moe
 from baton.ops import sample
 from baton.ops.activation import silu_mul
 from baton.ops.mla import head_products
@@ -84,15 +83,11 @@ def test_experts(experts_weights, shape, tokens, case, dtype) -> None:
     assert torch.equal(out, expert_mlp(x, experts, weights, gate_up, down, shared=shared))
 
 
-@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("case", ["uniform", "same"])
 @pytest.mark.parametrize("tokens", [1, 4, 5, 6, 64, 200, 3000])
 @pytest.mark.parametrize("shape", [(64, 6, 2, 512, 352), (192, 8, 1, 1024, 192)])
-def test_experts_that_all_tokens_visit(
-    experts_weights, shape, tokens, case, dense, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_that_all_tokens_visit(experts_weights, shape, tokens, case) -> None:
     count, top_k, common, hidden, inner = shape
-    monkeypatch.setattr(plain_moe, "SHARED_DENSE_FROM", 0 if dense else torch.inf)
     gate_up, down = experts_weights(count + common, hidden, inner, BF16)
     x = torch.randn(tokens, hidden, device="cuda", dtype=BF16)
     shared = torch.arange(count, count + common, device="cuda").expand(tokens, -1)
@@ -131,9 +126,16 @@ def test_the_next_norm_in_the_kernel_of_the_sum_changes_no_bit(
     assert torch.equal(total, want_total)
 
 
+@pytest.mark.parametrize("roles", [True, False])
 @pytest.mark.parametrize("shape", [(4, 2, 512, 352), (4, 2, 1024, 192)])
-def test_the_height_of_a_tile_changes_no_bit(experts_weights, shape) -> None:
-    """Ten tokens go to two experts, alone (half a tile each) or with all others (whole tiles)."""
+def test_the_height_of_a_tile_changes_no_bit(
+    experts_weights, shape, roles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten tokens go to two experts, alone (part of a tile) or with others (whole tiles)."""
+    from baton.ops.triton import moe_hopper
+
+    if not roles:
+        monkeypatch.setattr(moe_hopper, "supports", lambda *_: False)
     count, top_k, hidden, inner = shape
     gate_up, down = experts_weights(count, hidden, inner, BF16)
     x = torch.randn(400, hidden, device="cuda", dtype=BF16)

@@ -15,9 +15,6 @@ from baton.ops.norm import add_rms_norm, has_kernel
 if TYPE_CHECKING:
     from baton.ops.triton.combine import Products
 
-#: Tokens from which experts that all of them visit are cheaper as dense products.
-SHARED_DENSE_FROM = 2048
-
 
 def backend(gate_up: torch.Tensor, down: torch.Tensor) -> str:
     """What runs experts with these weights: `triton` or `torch`."""
@@ -117,18 +114,4 @@ def _products(
 
     if not kernels.supported(x, gate_up, down):
         return None
-    if common and shared is None and x.shape[0] >= SHARED_DENSE_FROM:
-        shared = dense_mlp(x, gate_up[-common:], down[-common:])
-        experts, weights = experts[:, :-common], weights[:, :-common]
-        gate_up, down, common = gate_up[:-common], down[:-common], 0
     return kernels.products(x, experts, weights, gate_up, down, shared, common)
-
-
-def dense_mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Every one of a few experts for every token, summed: `[T, H]`; shapes as in `expert_mlp`."""
-    count, width, _ = gate_up.shape
-    hidden = silu_mul(F.linear(x, gate_up.flatten(0, 1)).view(-1, count, width))
-    out = F.linear(hidden[:, 0], down[0])
-    for expert in range(1, count):
-        out.addmm_(hidden[:, expert], down[expert].t())
-    return out
