@@ -124,8 +124,8 @@ def test_decodes_at_every_batch(launched: set[str]) -> None:
             shares = task_map(positions, mla.tile, 1, 132, rows)
             q = empty(16, batch, 512).transpose(0, 1), empty(batch, 16, 192)[..., 128:]
             decode_mla(*q, latents, pages, shares, spaces[0], 0.1, mla)
-            head_products(empty(batch, 16, 192)[..., :128], up[:, :128])
-            head_products(empty(batch, 16, 512), up[:, 128:].transpose(1, 2))
+            head_products(empty(batch, 16, 192)[..., :128], up[:, :128], True)
+            head_products(empty(batch, 16, 512), up[:, 128:].transpose(1, 2), False)
             shares = task_map(positions, gqa.tile, 8, 132, rows)
             decode_gqa(empty(batch, 64, 128), key, value, pages, shares, spaces[1], 0.1, gqa)
 

@@ -209,6 +209,7 @@ for tokens, inner, width in ((16, 128, 512), (64, 128, 512), (16, 512, 128), (64
         {
             "w_column" if inner == 128 else "w_row": 1,
             "H": 16, "K": inner, "N": width, "BK": inner, "BN": 8192 // inner, "BT": tokens,
+            "EARLY": inner == 128,
         },
         {"unaligned": ("tokens",)},
     )  # fmt: skip

@@ -124,7 +124,9 @@ class TritonBackend(AttentionBackend):
         assert isinstance(spec, MLASpec)
         q = _rows(q, plan)
         nope, rope = q[..., : spec.nope_dim], q[..., spec.nope_dim :]
-        moved = head_products(nope, up[:, : spec.nope_dim])
+        # Behind the projections came the kernel that turns and stores, which leaves these as they
+        # are. Where rows were picked or scaled since, that was PyTorch: nothing overlaps with it.
+        moved = head_products(nope, up[:, : spec.nope_dim], early=True)
         mixed, _ = decode_mla(
             moved, rope, _pages(view)[0], plan.pages, plan.shares, self._scratch(),
             spec.scale, self._mla,

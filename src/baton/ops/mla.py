@@ -26,12 +26,14 @@ def join_keys(own: torch.Tensor, shared: torch.Tensor, out: torch.Tensor) -> tor
     return out
 
 
-def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def head_products(x: torch.Tensor, weight: torch.Tensor, early: bool = False) -> torch.Tensor:
     """`out[t, h] = x[t, h] @ weight[h]`.
 
     Args:
         x: `[T, H, K]`, K up to 1024, any strides but the last.
         weight: `[H, K, N]`, any strides, of the same dtype.
+        early: what was launched last did not write x, which was there before that began: on a GPU
+            it may be read while that still runs.
 
     Returns:
         `[T, H, N]`, contiguous, summed in float32 (float64 for float64).
@@ -39,5 +41,5 @@ def head_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if on_gpu(x, weight) and x.stride(-1) == 1:
         from baton.ops.triton import heads as kernels
 
-        return kernels.head_products(x, weight)
+        return kernels.head_products(x, weight, early)
     return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()

@@ -145,10 +145,11 @@ def test_head_products(count, inner, width, tokens, dtype) -> None:
     x = torch.randn(tokens, count, inner + 7).to(dtype)[..., :inner]
     up = torch.randn(count, width, inner + 3).to(dtype)[..., :inner]  # columns are contiguous
     for weight in (up.transpose(1, 2), up.transpose(1, 2).contiguous()):
-        out = heads.head_products(x, weight)
-        assert out.is_contiguous()
-        if tokens:
-            assert close(out, plain_mla.head_products(x.double(), weight.double()), dtype)
+        for early in (False, True):
+            out = heads.head_products(x, weight, early)
+            assert out.is_contiguous()
+            if tokens:
+                assert close(out, plain_mla.head_products(x.double(), weight.double()), dtype)
 
 
 def angles(tokens: int, side: int, interleaved: bool) -> Rotation:

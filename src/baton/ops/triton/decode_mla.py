@@ -136,7 +136,8 @@ def decode_mla(
     Args:
         q: `[B, H, L]`, queries moved into the latent space, any strides but the last.
         q_rope: `[B, H, rope]`, rotated, any strides but the last.
-        pages_kv: pages `[num_pages, page_size, 1, L + rope]`.
+        pages_kv: pages `[num_pages, page_size, 1, L + rope]`. Not written by what was launched last
+            (that makes q): they may be read while it runs.
         pages: int64 `[B, P]`, last dim contiguous. Entries past a length are not read.
         shares: `task_map(..., tile=launch.tile, blocks=ceil(H / launch.rows))`.
         space: `>= 2 * shares.programs` slots of `launch.rows` rows and L columns.

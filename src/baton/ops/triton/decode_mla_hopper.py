@@ -146,12 +146,14 @@ def _decode_mla_kernel(
     slot = 0  # of the tile at hand: how many came before it, over all sequences
     table = pages + b * table_row
     page0, page1, page2, page = _first_pages(table, first, last, PAGE)
-    gdc_wait()
-    gdc_launch_dependents()
-    while unit < stop:
+    # Latents were stored before the kernel ahead, which makes the queries, began.
+    if unit < stop:
         _fetch(latents, ropes, ready, ring, turns, page0, first, last, slot, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page1, first + 1, last, slot + 1, PAGE)
         _fetch(latents, ropes, ready, ring, turns, page2, first + 2, last, slot + 2, PAGE)
+    gdc_wait()
+    gdc_launch_dependents()
+    while unit < stop:
         at = q + b * q_row + row * q_head + quarter
         q0, q1 = gl.load(at, row < H, 0.0), gl.load(at + _QUARTER, row < H, 0.0)
         q2, q3 = gl.load(at + 2 * _QUARTER, row < H, 0.0), gl.load(at + 3 * _QUARTER, row < H, 0.0)
@@ -184,25 +186,31 @@ def _decode_mla_kernel(
             _fetch(latents, ropes, ready, ring, turns, page, t + 3, last, slot, PAGE)
             page = _page(table, t + 4, last, PAGE)
             slot += 1
+        # The next sequence's tiles come while this one's results go.
+        done_b, done_first, done = b, first, last == tiles
+        unit = after
+        b, length, tiles, first, last, after = _segment(unit, stop, i, ends, all_lengths)
+        table = pages + b * table_row
+        page0, page1, page2, page = _first_pages(table, first, last, PAGE)
+        if unit < stop:
+            _fetch(latents, ropes, ready, ring, turns, page0, first, last, slot, PAGE)
+            _fetch(latents, ropes, ready, ring, turns, page1, first + 1, last, slot + 1, PAGE)
+            _fetch(latents, ropes, ready, ring, turns, page2, first + 2, last, slot + 2, PAGE)
         total = gl.sum(sums, 1)
         top += gl.log2(total)
         acc = acc / total[:, None]
         here = head < H
         mask = here[:, None] & (column < _LATENT)[None, :]
-        if first == 0 and last == tiles:
-            to = b * H + head
+        if done_first == 0 and done:
+            to = done_b * H + head
             at_out = out + to[:, None] * _LATENT + column[None, :]
             gl.store(at_out, acc.to(out.dtype.element_ty), mask)
             gl.store(lse + to, top * LN_2, here)
         else:
-            place = 2 * gl.program_id(0) + (first == 0).to(gl.int32)
+            place = 2 * gl.program_id(0) + (done_first == 0).to(gl.int32)
             to = place.to(gl.int64) * _ROWS + head
             gl.store(part + to[:, None] * _LATENT + column[None, :], acc, mask)
             gl.store(part_lse + to, top, here)
-        unit = after
-        b, length, tiles, first, last, after = _segment(unit, stop, i, ends, all_lengths)
-        table = pages + b * table_row
-        page0, page1, page2, page = _first_pages(table, first, last, PAGE)
 
 
 def supports(q: torch.Tensor, q_rope: torch.Tensor, pages_kv: torch.Tensor, tile: int) -> bool:
