@@ -29,8 +29,7 @@ from baton.core.forward import ForwardBatch
 from baton.ops.triton import decode_gqa as gqa
 from baton.ops.triton import decode_mla as mla
 from baton.ops.triton import decode_mla_hopper, split
-from baton.ops.triton.decode_mla import MLALaunch
-from baton.ops.triton.split import TaskMap, Workspace, task_map
+from baton.ops.triton.split import Launch, TaskMap, Workspace, task_map
 
 #: context lengths of the sequences that decode together, by name
 Mixes = dict[str, list[int]]
@@ -109,11 +108,11 @@ def gqa_mix(
 
     def run(view: Any, shares: TaskMap, space: Workspace) -> torch.Tensor:
         cache = view.paged()
-        return gqa.decode_gqa(q, *cache, batch.pages, shares, space, spec.scale, backend._gqa)[0]
+        return gqa.decode_gqa(q, *cache, batch.pages, shares, space, spec.scale, backend._launch)[0]
 
     def mapped(programs: int, **options: int) -> tuple[TaskMap, Workspace]:
-        space = Workspace.make(2 * programs, backend._gqa.rows, spec.head_dim, CUDA)
-        size = backend._gqa.tile, spec.num_kv_heads
+        space = Workspace.make(2 * programs, backend._launch.rows, spec.head_dim, CUDA)
+        size = backend._launch.tile, spec.num_kv_heads
         return task_map(batch.positions, *size, programs, **options), space
 
     if sweep:
@@ -246,23 +245,23 @@ def mla_mix(
 IN_TRITON = "  in Triton"
 
 
-def mla_tries(spec: MLASpec, backend: Any, sweep: bool) -> list[tuple[str, MLALaunch, int]]:
+def mla_tries(spec: MLASpec, backend: Any, sweep: bool) -> list[tuple[str, Launch, int]]:
     """Names, launches and numbers of combiners: what serves, and with `sweep` others."""
     kept = split.COMBINERS
-    tries: list[tuple[str, MLALaunch, int]] = [("task map", backend._mla, kept)]
+    tries: list[tuple[str, Launch, int]] = [("task map", backend._launch, kept)]
     if sweep and spec.num_heads <= 16:
         tries += [
-            (IN_TRITON, backend._mla, kept),
-            ("  no slack", replace(backend._mla, slack=-1), kept),
-            ("  32x4w, 5 tiles", MLALaunch(16, 32, 4, 6, 1, slack=4), kept),
-            ("  32x4w, 2 per SM", MLALaunch(16, 32, 4, 3, 2, slack=4), kept),
-            *((f"  {n} combiners", backend._mla, n) for n in (64, 128, 256, 1024)),
+            (IN_TRITON, backend._launch, kept),
+            ("  no slack", replace(backend._launch, slack=-1), kept),
+            ("  32x4w, 5 tiles", Launch(16, 32, 4, 6, 1, slack=4), kept),
+            ("  32x4w, 2 per SM", Launch(16, 32, 4, 3, 2, slack=4), kept),
+            *((f"  {n} combiners", backend._launch, n) for n in (64, 128, 256, 1024)),
         ]
     return tries
 
 
 def mla_call(
-    spec: MLASpec, batch: ForwardBatch, q: torch.Tensor, launch: MLALaunch
+    spec: MLASpec, batch: ForwardBatch, q: torch.Tensor, launch: Launch
 ) -> Callable[[Any], torch.Tensor]:
     """The kernel on a layer's view, planned for `launch`."""
     cores = torch.cuda.get_device_properties(CUDA).multi_processor_count

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from baton.ops.triton import decode_mla_hopper, merge, mla_keys, pages, split
 from baton.ops.triton.decode_gqa import _decode_gqa_kernel, gqa_launch
-from baton.ops.triton.decode_mla import MLALaunch, _decode_mla_kernel, mla_launch
+from baton.ops.triton.decode_mla import _decode_mla_kernel, mla_launch
 from helpers.sm90 import Compiled, compile_sm90, gluon_descriptor
 
 SHARED = 232448 // 1024 * 1024  # bytes a program may have; a multiprocessor has 1 KB more
@@ -77,7 +77,7 @@ def test_decode_gqa(group: int, heads: int, dim: int, page: int) -> None:
     [(heads, mla_launch(heads)) for heads in (16, 32, 64, 128)],
     ids=str,
 )
-def test_decode_mla(heads: int, config: MLALaunch) -> None:
+def test_decode_mla(heads: int, config: split.Launch) -> None:
     strides = "q_row q_head rope_row rope_head k_page k_token table_row"
     args = types(strides, q="*bf16", q_rope="*bf16", k_pages="*bf16", **COMMON)
     constants = {

@@ -48,21 +48,18 @@ class TritonBackend(AttentionBackend):
         super().__init__(need)
         spec, size = need.spec, need.dtype.itemsize
         if isinstance(spec, GQASpec):
-            self._gqa = gqa_launch(spec.num_heads // spec.num_kv_heads, spec.head_dim, size)
-            self._shape = self._gqa.tile, spec.num_kv_heads
-            self._space = self._gqa.rows, spec.head_dim
-            residents, self._share = self._gqa.residents, (self._gqa.least, self._gqa.slack)
+            group, columns = spec.num_heads // spec.num_kv_heads, spec.head_dim
+            self._launch, self._blocks = gqa_launch(group, columns, size), spec.num_kv_heads
         else:
-            self._mla = mla_launch(spec.num_heads, size)
-            self._shape = self._mla.tile, -(-spec.num_heads // self._mla.rows)
-            self._space = self._mla.rows, spec.latent_dim
-            residents, self._share = self._mla.residents, (self._mla.least, self._mla.slack)
+            self._launch, columns = mla_launch(spec.num_heads, size), spec.latent_dim
+            self._blocks = -(-spec.num_heads // self._launch.rows)
+        self._space = self._launch.rows, columns
         cores = (
             torch.cuda.get_device_properties(need.device).multi_processor_count
             if need.device.type == "cuda"
             else 4
         )
-        self.programs = cores * residents
+        self.programs = cores * self._launch.residents
         self._workspace: Workspace | None = None
 
     @classmethod
@@ -92,7 +89,11 @@ class TritonBackend(AttentionBackend):
             index = torch.tensor([[starts[i] for i in sequences], list(sequences)])
             index = upload(index, pages.device)
             rows, pages = index[0], pages[index[1]]
-        shares = task_map(batch.positions, *self._shape, self.programs, rows, *self._share)
+        launch = self._launch
+        shares = task_map(
+            batch.positions, launch.tile, self._blocks, self.programs, rows, launch.least,
+            launch.slack,
+        )  # fmt: skip
         return TritonPlan(rows, pages, shares)
 
     def _scratch(self) -> Workspace:
@@ -110,7 +111,7 @@ class TritonBackend(AttentionBackend):
         key, value = _pages(view)
         out, _ = decode_gqa(
             _rows(q, plan), key, value, plan.pages, plan.shares, self._scratch(),
-            self.need.spec.scale, self._gqa,
+            self.need.spec.scale, self._launch,
         )  # fmt: skip
         return out
 
@@ -129,7 +130,7 @@ class TritonBackend(AttentionBackend):
         moved = head_products(nope, up[:, : spec.nope_dim], early=True)
         mixed, _ = decode_mla(
             moved, rope, _pages(view)[0], plan.pages, plan.shares, self._scratch(),
-            spec.scale, self._mla,
+            spec.scale, self._launch,
         )  # fmt: skip
         return head_products(mixed, up[:, spec.nope_dim :].transpose(1, 2))
 

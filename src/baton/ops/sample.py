@@ -239,12 +239,13 @@ def choose(
         logits: float32 `[S, V]`.
         slots: int64 `[S]`, each row's place in the tables: `temperatures` float64, `seeds` and
             `counts` (tokens generated before) int64.
-        random: int64, rows whose temperature may be another than 0; None for none.
+        random: int64, rows whose temperature may be another than 0; None for none. Spares work
+            here; a GPU looks at the temperatures.
 
     Returns:
         `(tokens int64 [S], bad bool [S])`. A row whose maximum is not finite is bad, its token 0.
-        On a GPU one pass, or two, over the logits; the same token as here unless two tokens tie
-        up to the last bits of a float32 logarithm.
+        On a GPU one pass over the logits; the same token as here unless two tokens tie up to the
+        last bits of a float32 logarithm.
     """
     if on_gpu(logits) and logits.stride(1) == 1:
         from baton.ops.triton import sample as kernels

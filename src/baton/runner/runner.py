@@ -254,7 +254,7 @@ class Runner:
         for i, row in enumerate(rows):
             if row.layers is not None:
                 self.eager_passes += 1
-                self._deep(launched, i, row, row.layers)
+                self._advance_chunk(launched, i, row, row.layers)
 
     def _replay(self, launched: _Launched, indices: list[int]) -> bool:
         """A pass through a captured graph; False when it has to run eagerly."""
@@ -275,7 +275,9 @@ class Runner:
             launched.sampled.append((indices, sampled))
         return True
 
-    def _deep(self, launched: _Launched, index: int, row: Row, layers: tuple[int, int]) -> None:
+    def _advance_chunk(
+        self, launched: _Launched, index: int, row: Row, layers: tuple[int, int]
+    ) -> None:
         """A chunk's part of this step; if it goes wrong, the other rows have run already."""
         try:
             done = self._under_way.advance(row, *layers)

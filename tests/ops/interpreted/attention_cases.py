@@ -21,8 +21,8 @@ from baton.ops.triton import merge as merge_kernels
 from baton.ops.triton import mla_keys
 from baton.ops.triton import pages as page_kernels
 from baton.ops.triton.decode_gqa import decode_gqa, gqa_launch
-from baton.ops.triton.decode_mla import MLALaunch, decode_mla, mla_launch
-from baton.ops.triton.split import Workspace, task_map
+from baton.ops.triton.decode_mla import decode_mla, mla_launch
+from baton.ops.triton.split import Launch, Workspace, task_map
 
 
 class Paged:
@@ -172,7 +172,7 @@ def test_mla_shapes(page, heads, latent, rope, config, dtype) -> None:
 
 
 def check_mla(
-    lengths, page, heads, latent, rope, programs, config: MLALaunch, dtype, least=1, slack=-1
+    lengths, page, heads, latent, rope, programs, config: Launch, dtype, least=1, slack=-1
 ):
     paged = Paged(lengths, page, 1, latent + rope, dtype)
     q = torch.randn(len(lengths), heads, latent + rope).to(dtype)

@@ -9,14 +9,20 @@ next tiles are in flight through `num_stages`. See `split` for who computes what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
-from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
+from baton.ops.triton.split import (
+    Launch,
+    TaskMap,
+    Workspace,
+    combine,
+    line,
+    padded_batch,
+    sequence_of,
+)
 
 
 @triton.jit
@@ -119,27 +125,13 @@ def _decode_gqa_kernel(
             unit = end
 
 
-@dataclass(frozen=True)
-class GQALaunch:
-    """Launch shape: padded heads of a group, tokens of a tile, pipeline stages, how many programs
-    share a multiprocessor, the fewest tiles that are worth a program, and the `slack` of
-    `task_map`."""
-
-    rows: int
-    tile: int
-    stages: int
-    residents: int
-    least: int = 1
-    slack: int = -1
-
-
-def gqa_launch(group: int, dim: int, itemsize: int = 2) -> GQALaunch:
+def gqa_launch(group: int, dim: int, itemsize: int = 2) -> Launch:
     """The shape for `group` query heads per KV head. At 16 x 128 in BF16: 147 registers, 72 KB of
     shared memory, so three programs per multiprocessor with 190 KB in flight."""
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2 or dim > 128 or rows > 32:
-        return GQALaunch(rows, 32 if itemsize > 2 else 64, 2, 1)
-    return GQALaunch(rows, 64, 3, 3 if rows == 16 else 2)
+        return Launch(rows, 32 if itemsize > 2 else 64, 4, 2, 1)
+    return Launch(rows, 64, 4, 3, 3 if rows == 16 else 2)
 
 
 def decode_gqa(
@@ -150,7 +142,7 @@ def decode_gqa(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    launch: GQALaunch,
+    launch: Launch,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its pages.
 
@@ -179,7 +171,7 @@ def decode_gqa(
         HK=kv_heads, G=group, G_PAD=launch.rows, D=dim,
         D_PAD=triton.next_power_of_2(dim), TILE=shares.tile, PAGE=page_size,
         B_PAD=padded_batch(batch), STAGES=launch.stages,
-        PRECISION="ieee" if wide else "tf32", num_warps=4,
+        PRECISION="ieee" if wide else "tf32", num_warps=launch.warps,
         launch_pdl=overlapping(),
     )  # fmt: skip
     combine(space, shares, out, lse, group)

@@ -11,8 +11,6 @@ On Hopper up to 16 heads go to `decode_mla_hopper`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +18,15 @@ import triton.language as tl
 from baton.ops.triton import decode_mla_hopper
 from baton.ops.triton.common import LN_2, LOG2_E, follow, overlapping
 from baton.ops.triton.decode_gqa import pages_of
-from baton.ops.triton.split import TaskMap, Workspace, combine, line, padded_batch, sequence_of
+from baton.ops.triton.split import (
+    Launch,
+    TaskMap,
+    Workspace,
+    combine,
+    line,
+    padded_batch,
+    sequence_of,
+)
 
 
 @triton.jit(do_not_specialize=["batch", "table_row"])
@@ -96,29 +102,14 @@ def _decode_mla_kernel(
             unit = end
 
 
-@dataclass(frozen=True)
-class MLALaunch:
-    """Launch shape: heads of a block, tokens of a tile, warps, pipeline stages, how many programs
-    fit on a multiprocessor by shared memory, the fewest tiles that are worth a program, and the
-    `slack` of `task_map`."""
-
-    rows: int
-    tile: int
-    warps: int
-    stages: int
-    residents: int
-    least: int = 1
-    slack: int = -1
-
-
-def mla_launch(heads: int, itemsize: int = 2) -> MLALaunch:
+def mla_launch(heads: int, itemsize: int = 2) -> Launch:
     """The shape for `heads` heads, chosen so that nothing spills (see the compile test) and so
     that one program per multiprocessor keeps 150 to 220 KB of latents in flight: with 16 heads
     faster at every mix of lengths than two programs with tiles of 32."""
     rows = min(64, max(16, triton.next_power_of_2(heads)))
     if itemsize > 2:
-        return MLALaunch(rows, 16, 8, 2, 1)
-    return MLALaunch(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
+        return Launch(rows, 16, 8, 2, 1)
+    return Launch(rows, 64, 8, 3 if rows <= 32 else 2, 1, slack=2)
 
 
 def decode_mla(
@@ -129,7 +120,7 @@ def decode_mla(
     shares: TaskMap,
     space: Workspace,
     scale: float,
-    launch: MLALaunch,
+    launch: Launch,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query token per sequence against its latents.
 

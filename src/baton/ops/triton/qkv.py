@@ -40,7 +40,7 @@ def _load_pairs(
 
 
 @triton.jit
-def _angles(cos, sin, token, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+def _cos_sin(cos, sin, token, SIDE: tl.constexpr, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)[None, :]
     c = tl.load(cos + token * SIDE + lane, mask=lane < SIDE, other=0.0)
     s = tl.load(sin + token * SIDE + lane, mask=lane < SIDE, other=0.0)
@@ -122,7 +122,7 @@ def _gqa(
     kv_tiles = tl.cdiv(KV, HEADS)
     if tile < q_tiles:
         head = tile * HEADS + lane
-        c, s = _angles(cos, sin, token, SIDE, BLOCK)
+        c, s = _cos_sin(cos, sin, token, SIDE, BLOCK)
         first, second, rest = _norm_rope(
             source + head * DIM, head < Q, q_weight, eps, c, s,
             DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED, NORM,
@@ -137,7 +137,7 @@ def _gqa(
         page, offset = slot // PAGE, slot % PAGE
         if tile < q_tiles + kv_tiles:
             head = (tile - q_tiles) * HEADS + lane
-            c, s = _angles(cos, sin, token, SIDE, BLOCK)
+            c, s = _cos_sin(cos, sin, token, SIDE, BLOCK)
             first, second, rest = _norm_rope(
                 source + (Q + head) * DIM, head < KV, k_weight, eps, c, s,
                 DIM, SIDE, BLOCK, REST, HEADS, INTERLEAVED, NORM,
@@ -164,7 +164,7 @@ def gqa_heads(
     widths: tuple[int, int],
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     eps: float,
-    angles: tuple[torch.Tensor, torch.Tensor, bool],
+    rotation: tuple[torch.Tensor, torch.Tensor, bool],
     pages: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -175,11 +175,11 @@ def gqa_heads(
         widths: Hq, Hk.
         norms: q and k weights `[D]`.
         eps: of the norms.
-        angles: cos, sin float32 `[T, half]`, and whether pairs interleave.
+        rotation: cos, sin float32 `[T, half]`, and whether pairs interleave.
         pages: keys and values `[pages, page_size, Hk, D]`, any strides with D contiguous.
         slots: int64 `[T]`.
     """
-    (heads, kv_heads), (cos, sin, interleaved), (key, value) = widths, angles, pages
+    (heads, kv_heads), (cos, sin, interleaved), (key, value) = widths, rotation, pages
     tokens, dim, side = qkv.shape[0], key.shape[-1], cos.shape[-1]
     q = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     k = torch.empty(tokens, kv_heads, dim, dtype=qkv.dtype, device=qkv.device)
@@ -229,7 +229,7 @@ def _turn(
     head = (tl.program_id(1) - 1) * TILE + row % TILE
     live = (token < tokens) & (head < HEADS)
     token = tl.where(live, token, 0).to(tl.int64)
-    c, s = _angles(cos, sin, token, SIDE, BLOCK)
+    c, s = _cos_sin(cos, sin, token, SIDE, BLOCK)
     at = q + token * q_stride + head * (NOPE + 2 * SIDE) + NOPE
     first, second, rest = _norm_rope(
         at, live, q, 0.0, c, s, 2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS * TILE, INTERLEAVED, False
@@ -257,7 +257,7 @@ def _latents(
     inside = live & (col < RANK)
     latent = tl.load(source + col, mask=inside, other=0.0)
     w = tl.load(weight + col, mask=col < RANK, other=0.0)
-    c, s = _angles(cos, sin, token, SIDE, BLOCK)
+    c, s = _cos_sin(cos, sin, token, SIDE, BLOCK)
     first, second, rest = _norm_rope(
         source + RANK, live, weight, eps, c, s,
         2 * SIDE, SIDE, BLOCK, BLOCK, TOKENS, INTERLEAVED, False,
@@ -280,14 +280,14 @@ def mla_heads(
     kv: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    angles: tuple[torch.Tensor, torch.Tensor, bool],
+    rotation: tuple[torch.Tensor, torch.Tensor, bool],
     pages: torch.Tensor,
     slots: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `ops.qkv.mla_heads`; overwrites `q` and `kv` and returns them. `pages` `[pages,
     page_size, 1, rank + rope]` with any strides; a slot below 0 is not stored. Of `q` and `kv` a
     token's row must be contiguous."""
-    cos, sin, interleaved = angles
+    cos, sin, interleaved = rotation
     tokens, heads, width = q.shape
     side, rank = cos.shape[-1], kv.shape[-1] - 2 * cos.shape[-1]
     if tokens == 0:

@@ -170,6 +170,28 @@ def padded_batch(batch: int) -> int:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Launch shape of a decode kernel.
+
+    rows: heads of a block, padded as products want them.
+    tile: tokens of a tile.
+    warps: of a program.
+    stages: tiles on their way.
+    residents: programs of a multiprocessor, by registers and shared memory.
+    least: tiles that are worth a program, at the fewest.
+    slack: see `task_map`.
+    """
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    residents: int
+    least: int = 1
+    slack: int = -1
+
+
+@dataclass(frozen=True)
 class TaskMap:
     """One step's shares, good for every layer.
 
