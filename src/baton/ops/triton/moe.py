@@ -12,6 +12,8 @@ With few tokens per expert the weights are the 64-wide side of the tensor core i
 tokens the narrow side (operands swapped), so tiles of 16 tokens waste nothing but registers.
 Weights come through TMA, several tiles ahead.
 
+With many, on Hopper, the kernel of `moe_hopper` takes the place of the one here.
+
 Experts that every token visits (`common`) are further tiles of the same launches: alone they
 would fill few SMs with a decode step's tokens, and wait for one another.
 """

@@ -3,7 +3,8 @@
 Shared memory of a pipeline stage is `(m + weight tiles * n) * k` elements; a Hopper SM has 227 KB.
 Decode wants bytes in flight (4.25 TB/s for about 1 us is 32 KB per SM) from two programs per SM,
 so that one's start hides behind the other's stream; prefill wants the largest accumulator, 128 x
-256 float32, whose operands arrive slower than the tensor core eats them only at small K.
+256 float32, whose operands arrive slower than the tensor core eats them only at small K. On Hopper
+`moe_hopper` has that part.
 """
 
 from __future__ import annotations
