@@ -65,10 +65,11 @@ class Slots:
             what.append(starts.get(admit.slot, 0))
         for row in plan.rows:
             if row.pages:
-                held = row.slot * self.pages.shape[1] + self._num_pages[row.slot]
-                where += range(held, held + len(row.pages))
+                held, width = self._num_pages[row.slot], self.pages.shape[1]
+                self._num_pages[row.slot] = after = held + len(row.pages)
+                assert after <= width, f"slot {row.slot}: {after} pages in a table of {width}"
+                where += range(row.slot * width + held, row.slot * width + after)
                 what += row.pages
-                self._num_pages[row.slot] += len(row.pages)
         if where:
             self._from_host.index_copy_(0, *upload_together((where, what), self._from_host.device))
 
