@@ -15,6 +15,7 @@ from baton.ops.triton import (
     combine,
     heads,
     moe,
+    moe_hopper,
     norm,
     qkv,
     router,
@@ -22,7 +23,7 @@ from baton.ops.triton import (
     step,
 )
 from baton.ops.triton.moe_tiles import Tiles, tiles_for
-from helpers.sm90 import Compiled, compile_sm90
+from helpers.sm90 import Compiled, compile_sm90, gluon_descriptor
 
 SHARED = 227 * 1024  # bytes of shared memory that one program can have
 B, F, L = "*bf16", "*fp32", "*i64"
@@ -83,12 +84,36 @@ def test_grouped_gemm(tokens: int, shape: str, gated: bool) -> None:
     assert made.registers * 32 * tiles.warps <= 65536 // programs
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_grouped_gemm_of_roles(gated: bool) -> None:
+    block = gluon_descriptor(moe_hopper.ROWS, moe_hopper.INNER)
+    made = compile_sm90(
+        moe_hopper._grouped_gemm_hopper,
+        {
+            "x": B, "a": block, "w": gluon_descriptor(moe_hopper.COLUMNS, moe_hopper.INNER),
+            "out": B, **dict.fromkeys(("rows", "experts", "ends", "taken"), "*i32"),
+            **ints("pairs count top_k x_stride"),
+        },
+        {"N": 1536 if gated else 4096, "K": 4096 if gated else 1536, "GATED": gated},
+        unaligned=("pairs", "count", "top_k", "x_stride"),
+    )  # fmt: skip
+    assert made.count("HGMMA.64x128x16") == moe_hopper.PARTS * 2 * moe_hopper.INNER // 16
+    assert made.count("USETMAXREG") > 0  # registers go from those that fetch to the others
+    assert made.count("ACQBULK") == 1  # waits for the kernel ahead
+    assert made.registers == 128
+    assert made.shared <= SHARED
+    # The warpgroup that fetches keeps a tile's beginnings in local memory, for all its steps.
+    assert made.local <= (64 if gated else 0)
+    products = made.sass.split("HGMMA")[1:8]
+    assert not any("LDL" in between or "STL" in between for between in products)
+
+
 KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]] = {
     f"align {chunk}": (
         align._align,
         {
             "ids": L,
-            **dict.fromkeys(("rows", "place", "experts", "ends"), "*i32"),
+            **dict.fromkeys(("rows", "place", "experts", "ends", "taken"), "*i32"),
             **ints("pairs block_m"),
         },
         {"LANES": 256, "CHUNK": chunk},
@@ -106,7 +131,7 @@ KERNELS["align place"] = (
     align._place,
     {
         "ids": L,
-        **dict.fromkeys(("counts", "rows", "place", "experts", "ends"), "*i32"),
+        **dict.fromkeys(("counts", "rows", "place", "experts", "ends", "taken"), "*i32"),
         **ints("pairs chunks chunk_size count block_m"),
     },
     {"LANES": 256, "STEP": align.STEP, "READ": align.READ},

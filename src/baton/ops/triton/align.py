@@ -32,6 +32,7 @@ class Alignment:
     place: int32 `[pairs]`, the inverse.
     experts: int32 `[blocks]`, each tile's expert; unset behind the last used tile.
     ends: int32 `[E]`, the position behind each expert's last tile.
+    taken: int32 `[2, 1]`, zeros: tiles that programs of a GEMM have taken, and of a second one.
     """
 
     pairs: int
@@ -40,16 +41,19 @@ class Alignment:
     place: torch.Tensor
     experts: torch.Tensor
     ends: torch.Tensor
+    taken: torch.Tensor
 
 
 @triton.jit
 def _end_expert(
-    rows, experts, ends, pairs, block_m, expert, start, count, size, LANES: tl.constexpr,
+    rows, experts, ends, taken, pairs, block_m, expert, start, count, size, LANES: tl.constexpr,
 ):  # fmt: skip
     """What is known of an expert once its `count` pairs lie from `start` on: the padding behind
     them, up to `size`, and whose tiles these are."""
     lane = tl.arange(0, LANES)
     tl.store(ends + expert, start + size)
+    if expert == 0:
+        tl.store(taken + tl.arange(0, 2), tl.zeros([2], tl.int32))
     for begin in range(count, size, LANES):
         rest = begin + lane
         tl.store(rows + start + rest, lane * 0 + pairs, mask=rest < size)
@@ -61,7 +65,8 @@ def _end_expert(
 
 @triton.jit(do_not_specialize=["pairs", "block_m"])
 def _align(
-    ids, rows, place, experts, ends, pairs, block_m, LANES: tl.constexpr, CHUNK: tl.constexpr,
+    ids, rows, place, experts, ends, taken, pairs, block_m,
+    LANES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     follow()
     expert = tl.program_id(0)
@@ -85,7 +90,7 @@ def _align(
         tl.store(rows + position, pair, mask=mine)
         tl.store(place + pair, position, mask=mine)
         seen += tl.sum(one)
-    _end_expert(rows, experts, ends, pairs, block_m, expert, start, count, size, LANES)
+    _end_expert(rows, experts, ends, taken, pairs, block_m, expert, start, count, size, LANES)
 
 
 @triton.jit(do_not_specialize=["pairs", "chunk_size"])
@@ -106,7 +111,7 @@ def _count(
 
 @triton.jit(do_not_specialize=["pairs", "chunks", "chunk_size", "count", "block_m"])
 def _place(
-    ids, counts, rows, place, experts, ends, pairs, chunks, chunk_size, count, block_m,
+    ids, counts, rows, place, experts, ends, taken, pairs, chunks, chunk_size, count, block_m,
     LANES: tl.constexpr, STEP: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
     follow()
@@ -139,7 +144,7 @@ def _place(
         first = tl.sum(tl.where(own, start, 0))
         have = tl.sum(tl.where(own, total, 0))
         size = tl.sum(tl.where(own, padded, 0))
-        _end_expert(rows, experts, ends, pairs, block_m, chunk, first, have, size, LANES)
+        _end_expert(rows, experts, ends, taken, pairs, block_m, chunk, first, have, size, LANES)
 
 
 def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> Alignment:
@@ -151,9 +156,9 @@ def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> A
     # how many the experts have that all tokens visit is known.
     blocks = min(routed, (routed + (count - common) * (block_m - 1)) // block_m)
     blocks += common * triton.cdiv(tokens, block_m)
-    sizes = blocks * block_m, pairs, blocks, count
+    sizes = blocks * block_m, pairs, blocks, count, 2
     where = experts.device
-    rows, place, tile_experts, ends = (
+    rows, place, tile_experts, ends, taken = (
         torch.empty(size, dtype=torch.int32, device=where) for size in sizes
     )
     lanes = triton.next_power_of_2(count)
@@ -165,14 +170,14 @@ def align(experts: torch.Tensor, count: int, block_m: int, common: int = 0) -> A
             experts, counts, pairs, size, LANES=lanes, STEP=STEP, launch_pdl=overlapping()
         )
         _place[(max(chunks, count),)](
-            experts, counts, rows, place, tile_experts, ends, pairs, chunks, size, count, block_m,
-            LANES=lanes, STEP=STEP, READ=READ, num_warps=8, launch_pdl=overlapping(),
+            experts, counts, rows, place, tile_experts, ends, taken, pairs, chunks, size, count,
+            block_m, LANES=lanes, STEP=STEP, READ=READ, num_warps=8, launch_pdl=overlapping(),
         )  # fmt: skip
     else:
         few = pairs <= 512
         _align[(count,)](
-            experts, rows, place, tile_experts, ends, pairs, block_m,
+            experts, rows, place, tile_experts, ends, taken, pairs, block_m,
             LANES=lanes, CHUNK=512 if few else 2048, num_warps=4 if few else 8,
             launch_pdl=overlapping(),
         )  # fmt: skip
-    return Alignment(pairs, blocks, rows, place, tile_experts, ends)
+    return Alignment(pairs, blocks, rows, place, tile_experts, ends, taken.view(2, 1))

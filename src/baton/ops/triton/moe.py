@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from baton.ops.triton import moe_hopper
 from baton.ops.triton.align import Alignment, align
 from baton.ops.triton.combine import Products
 from baton.ops.triton.common import dot, follow, overlapping
@@ -181,18 +182,24 @@ def products(
         return Products(x.new_empty(0, hidden), weights, experts, shared)
     x = x if x.stride(1) == 1 else x.contiguous()
     experts, weights = experts.contiguous(), weights.contiguous()
-    routed, size = tokens * (top_k - common), x.dtype.itemsize
-    first = tiles_for(routed, count - common, gated=True, itemsize=size)
-    second = tiles_for(routed, count - common, gated=False, itemsize=size)
+    routed = tokens * (top_k - common)
+    first, second = (
+        tiles_for(routed, count - common, gated, x.dtype.itemsize) for gated in (True, False)
+    )
     direct = routed <= DIRECT_PAIRS and tokens <= first.m
+    tall = not direct and moe_hopper.supports(x, count - common, top_k - common)
+    block = moe_hopper.TILE if tall else first.m
     if direct:
         flat = experts.view(-1)
-        plan = Alignment(tokens * top_k, routed + common, flat, flat, flat, flat)
+        plan = Alignment(tokens * top_k, routed + common, flat, flat, flat, flat, flat)
     else:
-        plan = align(experts, count, first.m, common)
-    positions = plan.blocks * first.m
-    middle = torch.empty(positions, inner, dtype=x.dtype, device=x.device)
-    _gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
-    y = torch.empty(positions, hidden, dtype=x.dtype, device=x.device)
-    _gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
-    return Products(y, weights, plan.place, shared, first.m if direct else 0, common)
+        plan = align(experts, count, block, common)
+    middle = torch.empty(plan.blocks * block, inner, dtype=x.dtype, device=x.device)
+    y = torch.empty(plan.blocks * block, hidden, dtype=x.dtype, device=x.device)
+    if tall:
+        moe_hopper.gemm(x, gate_up, middle, plan, top_k, gated=True)
+        moe_hopper.gemm(middle, down, y, plan, top_k, gated=False)
+    else:
+        _gemm(x, gate_up, middle, plan, first, top_k, common, gated=True, direct=direct)
+        _gemm(middle, down, y, plan, second, top_k, common, gated=False, direct=direct)
+    return Products(y, weights, plan.place, shared, block if direct else 0, common)
