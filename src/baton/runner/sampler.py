@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,8 +119,8 @@ class Sampler:
         ]
         ints = [seed, self._top_k(params), params.min_tokens]
         host = staging(6 + 3, self.device, torch.int64)
-        host[:6].view(torch.float64).numpy()[:] = floats
-        host[6:].numpy()[:] = ints
+        row = host.numpy()
+        row[:6].view(np.float64)[:], row[6:] = floats, ints
         self._table[slot].copy_(host, non_blocking=True)
         self.generated[slot].fill_(admit.num_output)
         if params.penalised:

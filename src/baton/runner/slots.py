@@ -57,7 +57,8 @@ class Slots:
                 self.computed[slot] = POISON
                 self.pages[slot] = POISON
                 self.fresh[slot] = False
-        where, what = list[int](), list[int]()  # places in `_from_host`, and what to write there
+        where: list[int] = []  # places in `_from_host`
+        what: list[int] = []  # to be written there
         starts = {row.slot: row.start for row in plan.rows} if plan.admit else {}
         for admit in plan.admit:
             self._num_pages[admit.slot] = 0
