@@ -40,10 +40,10 @@ class Row(msgspec.Struct, array_like=True):
 
     `tokens` are their `ids` where the host knows them, as bytes since these cross processes and are
     copied to the device whole; empty means `length == 1` and the id is the slot's last sampled
-    token, on the device. `pages` are appended to the slot's page table before
-    the step, so the table then covers `start + length` tokens. `sample`: the last position yields
-    a token. `score`: return log-probability rows for the tokens of this row from this one on (0:
-    all), -1 for none. `prompt_logprobs`: top-k wanted at every position of this row, -1 for none.
+    token, on the device. `pages` are appended to the slot's page table before the step, so the
+    table then covers `start + length` tokens. `sample`: the last position yields a token. `score`:
+    return log-probability rows for the tokens of this row from this one on (0: all), -1 for none.
+    `prompt_logprobs`: top-k wanted at every position of this row, -1 for none.
 
     `layers`: this step computes only the layers `[first, last)` of the row; the steps behind it
     compute the rest, as rows of the same `start` and `length` without pages, of which the last has

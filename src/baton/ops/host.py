@@ -52,7 +52,14 @@ def upload(
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """A host tensor, or values as one `[len(values)]` of `dtype`, on `device`."""
+    """A host tensor, or values as one `[len(values)]` of `dtype`, on `device`.
+
+    Raises:
+        AssertionError: a CUDA graph is being captured. It would copy from the same place again
+            whenever it runs, whatever lies there then.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise AssertionError("a copy from host memory has no place in a CUDA graph")
     if isinstance(values, torch.Tensor):
         host = values.pin_memory() if device.type == "cuda" else values
     else:

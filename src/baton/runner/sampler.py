@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,7 @@ class Sampler:
         self._floats, self._ints = self._table[:, :6].view(torch.float64), self._table[:, 6:]
         self.generated = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._arange = torch.arange(num_slots + 1, device=device)
+        self._ones = torch.ones_like(self._arange)
         self._counts = TokenCounts(vocab_size, device)
         self._slots: dict[int, _Slot] = {}
         self._last: tuple[tuple[int, ...], _Batch] | None = None
@@ -117,8 +119,8 @@ class Sampler:
         ]
         ints = [seed, self._top_k(params), params.min_tokens]
         host = staging(6 + 3, self.device, torch.int64)
-        host[:6].view(torch.float64).numpy()[:] = floats
-        host[6:].numpy()[:] = ints
+        row = host.numpy()
+        row[:6].view(np.float64)[:], row[6:] = floats, ints
         self._table[slot].copy_(host, non_blocking=True)
         self.generated[slot].fill_(admit.num_output)
         if params.penalised:
@@ -168,7 +170,7 @@ class Sampler:
             )
         batch = self._batch(slots)
         if counted:
-            self.generated[batch.slots] -= 1
+            self._count(batch.slots, -1)
         if batch.plain:
             temperatures, seeds = self._floats[:, _TEMPERATURE], self._ints[:, _SEED]
             tokens, bad = ops.choose(
@@ -176,7 +178,7 @@ class Sampler:
             )
         else:
             tokens, bad = self._choose(logits, batch)
-        self.generated[batch.slots] += 1
+        self._count(batch.slots, 1)
         if batch.penalised is not None and batch.penalty_rows is not None:
             self._counts.add(batch.penalty_rows, tokens[batch.penalised])
         values = None
@@ -184,6 +186,10 @@ class Sampler:
             rows = batch.logprobs
             values = ops.token_logprobs(logits[rows], tokens[rows], max(batch.logprob_k))
         return self._sampled(torch.stack([tokens, bad.to(torch.int64)]), values, batch)
+
+    def _count(self, slots: Tensor, tokens: int) -> None:
+        """So many more tokens generated in each of distinct `slots`."""
+        self.generated.index_add_(0, slots, self._ones[: len(slots)], alpha=tokens)
 
     def _top_k(self, params: SamplingParams) -> int:
         return params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
@@ -265,23 +271,23 @@ class Sampler:
         counted = [self._counts.row(slots[i]) for i in penalised]
         random_slots = [slots[i] for i in random]
         lists = slots, random_slots, random, penalised, counted, scored
-        on_device = upload_together(lists, self.device)
-        rows = [found if len(found) else None for found in on_device[2:]]
+        all_slots, drawn_slots, *others = upload_together(lists, self.device)
+        rows, penalised_rows, penalty_rows, logprobs = (x if len(x) else None for x in others)
         return _Batch(
-            slots=on_device[0],
+            slots=all_slots,
             held=self._pairs(held, torch.int64),
             bias=self._pairs(bias, torch.float32),
-            penalised=rows[1],
-            penalty_rows=rows[2],
-            random=rows[0],
+            penalised=penalised_rows,
+            penalty_rows=penalty_rows,
+            random=rows,
             all_random=len(random) == len(slots),
-            floats=self._floats[on_device[1]],
-            ints=self._ints[on_device[1]],
+            floats=self._floats[drawn_slots],
+            ints=self._ints[drawn_slots],
             min_p=any(p.min_p > 0 for p, _ in drawn),
             widest_k=max((k for _, k in drawn if k < self.vocab_size), default=0),
             nucleus=any(p.top_p < 1 for p, _ in drawn),
             open_nucleus=any(p.top_p < 1 and k == self.vocab_size for p, k in drawn),
-            logprobs=rows[3],
+            logprobs=logprobs,
             logprob_rows=scored,
             logprob_k=[k for p in params if (k := p.logprobs) is not None],
         )

@@ -57,7 +57,8 @@ class Slots:
                 self.computed[slot] = POISON
                 self.pages[slot] = POISON
                 self.fresh[slot] = False
-        where, what = list[int](), list[int]()  # places in `_from_host`, and what to write there
+        where: list[int] = []  # places in `_from_host`
+        what: list[int] = []  # to be written there
         starts = {row.slot: row.start for row in plan.rows} if plan.admit else {}
         for admit in plan.admit:
             self._num_pages[admit.slot] = 0
@@ -65,10 +66,11 @@ class Slots:
             what.append(starts.get(admit.slot, 0))
         for row in plan.rows:
             if row.pages:
-                held = row.slot * self.pages.shape[1] + self._num_pages[row.slot]
-                where += range(held, held + len(row.pages))
+                held, width = self._num_pages[row.slot], self.pages.shape[1]
+                self._num_pages[row.slot] = after = held + len(row.pages)
+                assert after <= width, f"slot {row.slot}: {after} pages in a table of {width}"
+                where += range(row.slot * width + held, row.slot * width + after)
                 what += row.pages
-                self._num_pages[row.slot] += len(row.pages)
         if where:
             self._from_host.index_copy_(0, *upload_together((where, what), self._from_host.device))
 
