@@ -105,19 +105,22 @@ def error(out, x, experts, weights, gate_up, down, tokens: list[int]) -> float:
 @pytest.mark.parametrize("tokens", [300, 1500])
 def test_layer_after_layer_in_a_graph(case, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each kernel comes up while the one ahead runs, and buffers are used again."""
+    from baton.ops.norm import add_rms_norm
     from baton.ops.triton import moe, moe_hopper
 
     count, top_k, common, gate_up, down = case
     torch.manual_seed(tokens)
+    norm = torch.ones(down.shape[1], device="cuda", dtype=torch.bfloat16)
     start = torch.randn(tokens, down.shape[1], device="cuda", dtype=torch.bfloat16)
     behind = torch.arange(count, count + common, device="cuda").expand(tokens, -1)
     weights = torch.rand(tokens, top_k + common, device="cuda").div_(top_k)
     layers = [torch.cat((routing("uniform", tokens, count, top_k), behind), 1) for _ in range(12)]
 
     def step() -> torch.Tensor:
-        x = start
+        x = total = start
         for experts in layers:
-            x = x + moe.products(x, experts, weights, gate_up, down, None, common).sum()
+            y = moe.products(x, experts, weights, gate_up, down, None, common).sum()
+            x, total = add_rms_norm(y, total, norm, 1e-5)
         return x
 
     if not moe_hopper.supports(start, count, top_k):
