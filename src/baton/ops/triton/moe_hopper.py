@@ -82,8 +82,15 @@ def _place(tile, experts, ends, columns):
 
 
 @gluon.jit
+def _fetch_tokens(x, source, here, to, kk, k, K: gl.constexpr):
+    """Ask for the tokens of 64 positions by address; where there is none, or K is over, it is 0."""
+    inside = (kk + k < K) if K % _INNER else (kk >= 0)
+    async_copy.async_copy_global_to_shared(to, x + (source + k), here[:, None] & inside)
+
+
+@gluon.jit
 def _fetch_part(a, first, k, bar, to, live):
-    """Ask for 64 tokens, and say so by `bar`; if they are padding, say only that."""
+    """Ask for 64 rows, and say so by `bar`; if they are padding, say only that."""
     mbarrier.expect(bar, _ROWS * _INNER * 2, pred=live)
     tma.async_copy_global_to_shared(a, [first, k], bar, to, pred=live)
     mbarrier.arrive(bar, count=1, pred=live == 0)
@@ -154,16 +161,9 @@ def _fetch(
             tma.async_copy_global_to_shared(w, [weight_row, k], bar, one)
             tma.async_copy_global_to_shared(w, [weight_row + HALF, k], bar, two)
             if GATED:
-                inside = (kk + k < K) if K % _INNER else (kk >= 0)
-                async_copy.async_copy_global_to_shared(
-                    inputs.index(to), x + (from0 + k), here0[:, None] & inside
-                )
-                async_copy.async_copy_global_to_shared(
-                    inputs.index(to + 1), x + (from1 + k), here1[:, None] & inside
-                )
-                async_copy.async_copy_global_to_shared(
-                    inputs.index(to + 2), x + (from2 + k), here2[:, None] & inside
-                )
+                _fetch_tokens(x, from0, here0, inputs.index(to), kk, k, K)
+                _fetch_tokens(x, from1, here1, inputs.index(to + 1), kk, k, K)
+                _fetch_tokens(x, from2, here2, inputs.index(to + 2), kk, k, K)
                 async_copy.mbarrier_arrive(bar, increment_count=False)
             else:
                 tma.async_copy_global_to_shared(a, [first, k], bar, inputs.index(to))
@@ -244,6 +244,8 @@ def _grouped_gemm_hopper(
     dtype: gl.constexpr = w.dtype
     inputs = gl.allocate_shared_memory(dtype, [_STAGES * _PARTS, _ROWS, _INNER], a.layout)
     ring = gl.allocate_shared_memory(dtype, [_STAGES * 2, _COLUMNS, _INNER], w.layout)
+    # ready: a step's operands are there; free: all have multiplied with them. told, heard: likewise
+    # of what tile comes next, which lies in `turns`.
     ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
