@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -70,6 +72,20 @@ def test_compilers_wake_before_the_device_is_known(
     monkeypatch.setattr(build, "wake_compiler", awake.set)
     monkeypatch.setattr(build, "measure_machine", wait)
     build.prepare(EngineOptions.of(tiny("llama"), **BASE, device=device))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_made_for_it(
+    tiny: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    made: list[str] = []
+    monkeypatch.setattr(build, "materialise", lambda _: made.append("memory"))
+    monkeypatch.setattr(build, "rehearse", lambda *_: made.append("kernels"))
+    with pytest.raises(ModelError, match=r"mlp.*has shape \[.*128"):
+        LLM(str(folder), **BASE)
+    assert made == []
 
 
 def test_an_error_in_loading_waits_for_the_rehearsal(

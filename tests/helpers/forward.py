@@ -12,7 +12,7 @@ from safetensors import safe_open
 from baton.core.forward import ForwardBatch
 from baton.kv.format import make_views
 from baton.models.decoder import CausalLM
-from baton.models.load import load_weights
+from baton.models.load import match_weights
 from baton.models.registry import build, parse
 from baton.parallel.group import LocalGroup
 
@@ -66,7 +66,7 @@ def load_folder(
     raw = json.loads((folder / "config.json").read_text())
     config = parse(raw, str(folder / "config.json"))
     model = build(config, dtype, "cpu", group or LocalGroup(), backend)
-    load_weights(model, FolderCheckpoint(folder))
+    match_weights(model, FolderCheckpoint(folder)).load()
     return model
 
 

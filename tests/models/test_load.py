@@ -14,7 +14,7 @@ import torch
 from baton.core.errors import ModelError
 from baton.layers.moe import Router
 from baton.layers.weights import Weighted
-from baton.models.load import dummy_weights, load_weights
+from baton.models.load import dummy_weights, match_weights
 from baton.models.registry import build, parse
 from baton.parallel.group import LocalGroup
 from helpers.forward import DictCheckpoint, Driver, FolderCheckpoint, relative_error
@@ -31,7 +31,7 @@ def saved(case: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def logits(config: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     model = build(config, "float32", "cpu", LocalGroup())
-    load_weights(model, DictCheckpoint(tensors))
+    match_weights(model, DictCheckpoint(tensors)).load()
     return Driver(model).run("a", TOKENS, [11])
 
 
@@ -149,7 +149,7 @@ def test_what_is_made_of_weights_is_made_of_those_loaded(
         if dummy:
             dummy_weights(model, 0)
         else:
-            load_weights(model, DictCheckpoint(tensors))
+            match_weights(model, DictCheckpoint(tensors)).load()
         routers = [module for module in model.modules() if isinstance(module, Router)]
         assert routers
         assert all(torch.equal(r._split, -r.weight) for r in routers)
@@ -184,5 +184,5 @@ def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     config, tensors = saved("llama", tmp_path)
     seen: list[tuple[int, int]] = []
     model = build(config, "float32", "cpu", LocalGroup())
-    load_weights(model, DictCheckpoint(tensors), lambda done, total: seen.append((done, total)))
+    match_weights(model, DictCheckpoint(tensors)).load(lambda *at: seen.append(at))
     assert [done for done, _ in seen] == list(range(1, seen[0][1] + 1))

@@ -32,7 +32,7 @@ from baton.kv.format import bytes_per_page
 from baton.kv.manager import KVManager
 from baton.models import registry
 from baton.models.decoder import CausalLM
-from baton.models.load import dummy_weights, load_weights, materialise
+from baton.models.load import Matched, dummy_weights, match_weights, materialise
 from baton.models.source import (
     ModelSource,
     open_checkpoint,
@@ -139,12 +139,13 @@ def build_rank(
     fingerprint = fingerprint_of(prepared, model.kv_shapes, tokenizer)
     if prepared.options.expect_fingerprint is not None:  # before minutes of loading
         fingerprint.require(parse_expected(prepared.options.expect_fingerprint))
+    matched = _match(model, prepared)
     materialise(model)
     sized, held = config.num_pages == 0, model.attention.prefill.held_context(config.page_size)
     loaded = torch.cuda.memory_allocated(device) if sized else 0
     with ThreadPoolExecutor(1) as beside:  # weights wait for the disk, compilers do not
         rehearsed = beside.submit(rehearse, config, model, device)
-        _load(model, prepared, show=rank == 0)
+        _load(model, prepared, matched, show=rank == 0)
         rehearsed.result()
     if sized:
         config = size_pool(config, model, device, group, widest(config, held), loaded)
@@ -255,16 +256,22 @@ def measure_cost(cost: CostModel, config: EngineConfig, executor: Executor) -> N
     cost.fit([(_features(probe), executor.probe(probe)) for probe in found])
 
 
-def _load(model: CausalLM, prepared: Prepared, *, show: bool) -> None:
+def _match(model: CausalLM, prepared: Prepared) -> Matched | None:
+    """Where the model's weights are in the checkpoint, None for dummy ones. One that does not fit
+    is refused here, before there is memory for it and before anything is compiled for it."""
     if prepared.config.load_format == "dummy":
+        return None
+    return match_weights(model, open_checkpoint(prepared.source))
+
+
+def _load(model: CausalLM, prepared: Prepared, matched: Matched | None, *, show: bool) -> None:
+    if matched is None:
         dummy_weights(model, prepared.config.seed)
-        return
-    checkpoint = open_checkpoint(prepared.source)
-    if not show:
-        load_weights(model, checkpoint)
-        return
-    with Progress("items") as progress:
-        load_weights(model, checkpoint, lambda done, total: progress(done, total, "weight tensors"))
+    elif show:
+        with Progress("items") as progress:
+            matched.load(lambda done, total: progress(done, total, "weight tensors"))
+    else:
+        matched.load()
 
 
 def _features(probe: Probe) -> Features:

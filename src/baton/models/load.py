@@ -60,13 +60,43 @@ def materialise(model: CausalLM) -> None:
     _derive(model)
 
 
-def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
-    """Give `model` memory on its device, if it has none, and fill it from `checkpoint`.
+@dataclass(frozen=True)
+class Matched:
+    """A checkpoint that fits a model: the tensor of each region that has one, sorted by name, so
+    that a stacked tensor with many regions is read once and then let go."""
+
+    model: CausalLM
+    checkpoint: Checkpoint
+    found: list[tuple[str, Source, _Target]]
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Give the model memory on its device, if it has none, and fill it.
+
+        Args:
+            progress: called with (regions filled, regions in all) after each.
+
+        Raises:
+            ModelError: naming file and tensor, when one cannot be read.
+        """
+        materialise(self.model)
+        held, tensor = "", torch.empty(0)
+        for done, (name, source, target) in enumerate(self.found, 1):
+            if name != held:
+                held, tensor = name, self.checkpoint.read(name)
+            target.write(tensor[source.take])
+            if progress is not None:
+                progress(done, len(self.found))
+        for target in _targets(self.model):
+            if not target.fill.sources:
+                target.zero()
+        _derive(self.model)
+
+
+def match_weights(model: CausalLM, checkpoint: Checkpoint) -> Matched:
+    """Find each of the model's tensors in `checkpoint`. Needs no memory for either.
 
     Args:
         model: as `registry.build` returns it.
-        checkpoint: where the tensors are; each is read once, one at a time.
-        progress: called with (regions filled, regions in all) after each.
 
     Raises:
         ModelError: naming file and tensor, when one is missing, has another shape than the
@@ -74,9 +104,8 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
             known and skipped.
     """
     names = set(checkpoint.names())
-    targets = list(_targets(model))
     found: list[tuple[str, Source, _Target]] = []
-    for target in targets:
+    for target in _targets(model):
         if target.fill.sources:
             found.append((*_find(target, model, names, checkpoint), target))
     _refuse_leftovers(model, names - {name for name, _, _ in found}, checkpoint)
@@ -88,20 +117,8 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, progress: Progress | N
                 problem=f"has shape {list(checkpoint.shape(name))}",
                 expected=f"{list(source.shape)}",
             )
-    materialise(model)
-    # By name, so that a stacked tensor with many regions is read once and then let go.
     found.sort(key=lambda item: item[0])
-    held, tensor = "", torch.empty(0)
-    for done, (name, source, target) in enumerate(found, 1):
-        if name != held:
-            held, tensor = name, checkpoint.read(name)
-        target.write(tensor[source.take])
-        if progress is not None:
-            progress(done, len(found))
-    for target in targets:
-        if not target.fill.sources:
-            target.zero()
-    _derive(model)
+    return Matched(model, checkpoint, found)
 
 
 def dummy_weights(model: CausalLM, seed: int) -> None:
