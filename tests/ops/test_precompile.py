@@ -140,6 +140,23 @@ def test_of_kernels_called_the_same_one_is_made_ready_at_a_time(
     assert len(card.loaded) == 2
 
 
+def test_two_at_once_leave_launches_as_they_were(compiled: list[str], card: Card) -> None:
+    run, inside = triton.JITFunction.run, threading.Event()
+
+    def other() -> None:
+        card.set_current_device(1)
+        with precompiling():
+            inside.set()
+
+    thread = threading.Thread(target=other)
+    with precompiling():
+        thread.start()
+        assert not inside.wait(0.5)
+    thread.join(30)
+    assert inside.is_set()
+    assert triton.JITFunction.run is run
+
+
 def test_an_error_leaves_launches_as_they_were(compiled: list[str]) -> None:
     run = triton.JITFunction.run
     with pytest.raises(ZeroDivisionError), precompiling():

@@ -22,6 +22,9 @@ from torch.overrides import TorchFunctionMode
 from baton.ops.dispatch import has_triton
 
 _THREADS = 16
+#: Of engines that start at once, one at a time replaces Triton's launch: the next one would take
+#: the replacement for Triton's own, and put that back for good.
+_PATCH = threading.Lock()
 
 
 def wake_compiler() -> None:
@@ -52,7 +55,7 @@ class _Zeros(TorchFunctionMode):
 def precompiling() -> Iterator[None]:
     """Inside, no Triton kernel of this thread runs: those not known yet are compiled and loaded by
     other threads, and everything else computes on zeros in their place. At the end all are ready to
-    be launched on the current device.
+    be launched on the current device. Of several threads, one at a time is inside.
     """
     if not has_triton():
         yield
@@ -60,7 +63,7 @@ def precompiling() -> Iterator[None]:
     import triton
     from triton.runtime import driver
 
-    launch, ours = triton.JITFunction.run, threading.get_ident()
+    ours = threading.get_ident()
     first = defaultdict[str, threading.Lock](threading.Lock)
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -84,9 +87,11 @@ def precompiling() -> Iterator[None]:
     threads, gpu = min(_THREADS, os.cpu_count() or 1), driver.active
     current = (gpu.get_current_device(),)  # each thread has its own, the first one as a rule
     with (
+        _PATCH,
         ThreadPoolExecutor(threads, "compile", gpu.set_current_device, current) as pool,
         Compiling(pool),
     ):
+        launch = triton.JITFunction.run
         triton.JITFunction.run = compile_only
         try:
             with _Zeros():
