@@ -116,3 +116,18 @@ def test_negative_biased_scores_still_lose_to_chosen_groups() -> None:
     moe = MoEConfig(4, 2, 1, score="sigmoid", groups=2, top_groups=1, group_score="top2")
     experts, _ = route(torch.zeros(1, 4), torch.tensor([-2.0, -2.0, -3.0, -3.0]), moe)
     assert sorted(experts[0].tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("capability, taken", [((8, 9), False), ((9, 0), True), ((10, 0), False)])
+def test_the_grouped_gemm_with_roles_is_for_hopper_alone(
+    capability: tuple[int, int], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from baton.ops.triton import moe_hopper
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(moe_hopper, "_is_hopper", moe_hopper._is_hopper.__wrapped__)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    many = torch.empty(moe_hopper.FROM + 1, 64, dtype=torch.bfloat16)
+    assert moe_hopper.supports(many, 1, 1) is taken
