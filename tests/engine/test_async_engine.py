@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton import AsyncEngine, SamplingParams
@@ -435,28 +436,34 @@ def test_a_request_id_that_comes_again_is_another_request(
 
 
 def test_values_of_wrong_types_harm_nobody_else(tiny: Callable[[str], str]) -> None:
-    wrong: list[tuple[Any, dict[str, Any]]] = [
-        ([1.5, 2], {}),
-        (["a"], {}),
-        ([None], {}),
-        ([True], {}),
-        ([2**70], {}),
-        ([object()], {}),
-        ([5], {"priority": "high"}),
-        ([5], {"priority": 2**70}),
-        ([5], {"cache_salt": 5}),
-        ([5], {"cache_salt": "\ud800"}),
+    unsent = "the request cannot be"
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ([1.5, 2], {}, r"prompt\[0\] must be a token id .*1\.5"),
+        ([5, "a"], {}, r"prompt\[1\]"),
+        ([True], {}, r"prompt\[0\] .*bool"),
+        ([object()], {}, r"prompt\[0\]"),
+        (None, {}, "prompt must be text or a list of token ids, got None"),
+        ({5: 6}, {}, "prompt must be text or a list"),
+        (b"ab", {}, "prompt must be text or a list"),
+        ([2**70], {}, unsent),
+        ([5], {"priority": "high"}, unsent),
+        ([5], {"priority": 2**70}, unsent),
+        ([5], {"cache_salt": 5}, unsent),
+        ([5], {"cache_salt": "\ud800"}, unsent),
     ]
 
     async def test(engine: AsyncEngine) -> None:
         pid = engine.pid
         other = await engine.submit([5, 6, 7], LONG)
-        for prompt, more in wrong:
-            with pytest.raises(RequestError, match="the request cannot be"):
+        for prompt, more, named in wrong:
+            with pytest.raises(RequestError, match=named):
                 await engine.submit(prompt, SHORT, request_id="a", **more)
         assert sum([len(o.completions[0].token_ids) async for o in other]) == 1000
         assert (await engine.stats()).running == 0
         assert engine.pid == pid
+        for prompt in (np.array([5, 6]), range(5, 7)):
+            outputs = [output async for output in engine.generate(prompt, SHORT)]
+            assert outputs[-1].prompt_token_ids == [5, 6]
 
     drive(tiny("llama"), test)
 

@@ -34,6 +34,7 @@ from baton.core.log import get_logger
 from baton.core.request import FinishReason, Output, TokenOutput
 from baton.core.sampling import SamplingParams
 from baton.core.stats import EngineStats
+from baton.engine.calls import Prompt, token_ids
 from baton.engine.child import EngineChild
 from baton.engine.messages import (
     Abort,
@@ -132,7 +133,7 @@ class AsyncEngine:
 
     async def submit(
         self,
-        prompt: str | list[int],
+        prompt: Prompt,
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
@@ -147,6 +148,8 @@ class AsyncEngine:
             Unavailable: the engine is restarting, draining or dead.
         """
         self._require_ready()
+        if not isinstance(prompt, str):
+            prompt = token_ids(prompt, "prompt", "text or a list of token ids")
         name = request_id or uuid.uuid4().hex
         context = self.tokenizer, self.info.vocab_size, f"{name}/{next(self._numbers)}"
         make = functools.partial(Answers.of, name, prompt, sampling, *context)
@@ -170,7 +173,7 @@ class AsyncEngine:
         return stream
 
     async def generate(
-        self, prompt: str | list[int], sampling: SamplingParams, **kw: Any
+        self, prompt: Prompt, sampling: SamplingParams, **kw: Any
     ) -> AsyncIterator[Output]:
         """`submit()` and iterate; leaving the loop early aborts the request."""
         stream = await self.submit(prompt, sampling, **kw)

@@ -1,4 +1,4 @@
-"""What a caller of `LLM` passes, checked and in its plain form before anything runs."""
+"""What a caller of `LLM` or `AsyncEngine` passes, checked and in its plain form before it runs."""
 
 from __future__ import annotations
 
