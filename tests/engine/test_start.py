@@ -74,6 +74,16 @@ def test_compilers_wake_before_the_device_is_known(
     build.prepare(EngineOptions.of(tiny("llama"), **BASE, device=device))
 
 
+def test_no_compiler_wakes_for_a_model_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake = threading.Event()
+    monkeypatch.setattr(build, "wake_compiler", awake.set)
+    with pytest.raises(ModelError):
+        build.prepare(EngineOptions.of(str(tmp_path), **BASE, device="auto"))
+    assert not awake.wait(0.2)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_made_for_it(
     tiny: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,10 +81,10 @@ def prepare(options: EngineOptions) -> Prepared:
     """
     if options.expect_fingerprint is not None:
         parse_expected(options.expect_fingerprint)  # a wrong one shows before anything is loaded
-    if options.device.device != "cpu":
-        threading.Thread(target=wake_compiler, name="baton-compiler").start()
     model, source = options.model, find_source(options)
     model_config = registry.parse(read_config(source), str(source.path))
+    if options.device.device != "cpu":  # and there is a model: a process ends with its last thread
+        threading.Thread(target=wake_compiler, name="baton-compiler").start()
     if model.mtp:
         if not model_config.num_mtp_layers:
             raise ConfigError(f"--mtp: {source.path} has no MTP module")
