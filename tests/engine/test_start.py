@@ -98,6 +98,22 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_made_for_i
     assert made == []
 
 
+def test_a_long_rehearsal_shows(
+    tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def rehearse(*_: Any) -> None:
+        while not any("kernels and libraries" in text for text in seen):
+            threading.Event().wait(0.05)
+            seen.append(capsys.readouterr().err)
+
+    monkeypatch.setattr(build, "rehearse", rehearse)
+    with LLM(tiny("llama"), **BASE) as llm:
+        assert llm.generate([[1, 2, 3]])
+    assert "kernels and libraries: done in" in capsys.readouterr().err
+
+
 def test_an_error_in_loading_waits_for_the_rehearsal(
     tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

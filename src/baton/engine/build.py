@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 import torch
@@ -146,7 +146,7 @@ def build_rank(
     with ThreadPoolExecutor(1) as beside:  # weights wait for the disk, compilers do not
         rehearsed = beside.submit(rehearse, config, model, device)
         _load(model, prepared, matched, show=rank == 0)
-        rehearsed.result()
+        _wait(rehearsed, "kernels and libraries", show=rank == 0)
     if sized:
         config = size_pool(config, model, device, group, widest(config, held), loaded)
     views = pool_views(config, model, device)
@@ -163,6 +163,16 @@ def build_rank(
     runner = Runner(config, model, views)
     runner.capture()
     return Built(config, runner, held, fingerprint, group.close)
+
+
+def _wait(work: Future[None], what: str, show: bool) -> None:
+    """Until it is done, saying so if that takes its time."""
+    if show and not wait([work], timeout=1.0).done:
+        with Progress("items") as progress:
+            progress(0, 1, what)
+            work.result()
+            progress(1, 1, what)
+    work.result()
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:
