@@ -85,7 +85,8 @@ class FA3Backend(PackedBackend):
     def limits(cls, need: AttentionNeed) -> list[str]:
         """See AttentionBackend."""
         dtypes = torch.bfloat16, torch.float16
-        return against_cuda(need, (9, 0), dtypes, "fa3_fwd._C") + _against_dims(need)
+        reasons = against_cuda(need, (9, 0), dtypes, "fa3_fwd._C", newest=9)
+        return reasons + _against_dims(need)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, piece: Piece, need_lse: bool

@@ -14,8 +14,14 @@ def against_cuda(
     capability: tuple[int, int],
     dtypes: tuple[torch.dtype, ...],
     *packages: str,
+    newest: int | None = None,
 ) -> list[str]:
-    """What speaks against a kernel library: device, its age, dtype, packages not installed."""
+    """What speaks against a kernel library: device, its age, dtype, packages not installed.
+
+    Args:
+        capability: the oldest compute capability that will do.
+        newest: the last major one, if instructions of it are used that later ones lack.
+    """
     reasons = []
     if need.device.type != "cuda":
         reasons.append(f"needs a CUDA device, this is {need.device.type}")
@@ -26,6 +32,8 @@ def against_cuda(
                 f"needs compute capability {capability[0]}.{capability[1]}, "
                 f"this is {found[0]}.{found[1]}"
             )
+        elif newest is not None and found[0] > newest:
+            reasons.append(f"is made for compute capability {newest}.x, this is {found[0]}.{found[1]}")
     if need.dtype not in dtypes:
         names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         reasons.append(f"needs {names}, the model is {str(need.dtype).removeprefix('torch.')}")
