@@ -8,14 +8,15 @@
 # make reference   write docs/reference/ from the code
 # make clean       remove the environment and what tools left behind
 #
-# Variables: PYTHON (3.11 or newer), VENV, PIP_ARGS (such as another package index), MODEL, and
-# ARGS (flags of the demo, of `baton serve` or of pytest).
+# Variables: PYTHON (3.11 or newer), VENV, PIP_ARGS (such as another package index), MODEL, WORKERS
+# (processes of tests), and ARGS (flags of the demo, of `baton serve` or of pytest).
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV ?= .venv
 PIP_ARGS ?=
 MODEL ?= smollm2-135m
+WORKERS ?= 2
 ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -63,7 +64,7 @@ accuracy: $(STAMP)
 		--gate benchmarks/accuracy/gate.toml $(ARGS)
 
 test: lines lint
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -75,6 +75,7 @@ def compile_sm90(
     """Args map names to Triton types ("*bf16", "i32", "fp32"); pointers and integers count as
     divisible by 16, as the launcher would find, except those in `unaligned`."""
     names = kernel.arg_names
+    args = {n: t for n, t in args.items() if n not in constants}
     signature = {n: args.get(n, "constexpr") for n in names}
     aligned = [n for n, t in args.items() if (t[0] == "*" or t[0] == "i") and n not in unaligned]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}

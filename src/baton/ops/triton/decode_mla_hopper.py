@@ -21,6 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.ops.triton.common import LN_2, LOG2_E, overlapping
+from baton.ops.triton.gluon import thread_barrier
 from baton.ops.triton.split import TaskMap, Workspace, padded_batch
 
 #: Heads of a program; tokens of a tile, and of a product with values; tiles on their way.
@@ -182,7 +183,7 @@ def _decode_mla_kernel(
                 acc = _weighted(weights, values, live, acc, False)
             else:
                 acc = _weighted(weights, values, live, acc, True)
-            gl.thread_barrier()  # all have read the tile
+            thread_barrier()  # all have read the tile
             _fetch(latents, ropes, ready, ring, turns, page, t + 3, last, slot, PAGE)
             page = _page(table, t + 4, last, PAGE)
             slot += 1

@@ -38,6 +38,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.ops.triton.align import Alignment
 from baton.ops.triton.common import overlapping
+from baton.ops.triton.gluon import thread_barrier
 
 #: Tokens of a warpgroup, how many warpgroups multiply, and so the most tokens of a tile.
 ROWS, PARTS = 64, 3
@@ -102,7 +103,7 @@ def _tell(turns, told, heard, turn, word):
     at = turn % 2
     mbarrier.wait(heard.index(at), (turn // 2 & 1) ^ 1)
     turns.index(at).store(gl.full([1], word, gl.int32, layout=_ONE))
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(told.index(at), count=1)
 
 
@@ -112,7 +113,7 @@ def _hear(turns, told, heard, turn):
     at = turn % 2
     mbarrier.wait(told.index(at), turn // 2 & 1)
     word = gl.max(turns.index(at).load(_ONE), 0)
-    gl.thread_barrier()
+    thread_barrier()
     mbarrier.arrive(heard.index(at), count=1)
     return word
 
@@ -152,7 +153,7 @@ def _fetch(
             stage = step % _STAGES
             bar, to = ready.index(stage), stage * _PARTS
             mbarrier.wait(free.index(stage), (step // _STAGES & 1) ^ 1)
-            gl.thread_barrier()
+            thread_barrier()
             if GATED:
                 mbarrier.expect(bar, 2 * _COLUMNS * _INNER * 2)
             else:
@@ -203,11 +204,11 @@ def _multiply(
                 more = warpgroup_mma(tokens, two.permute((1, 0)), more, is_async=True)
                 # The step before is done with its operands; this one is on its way.
                 acc, more = warpgroup_mma_wait(2, [acc, more])
-                gl.thread_barrier()
+                thread_barrier()
                 mbarrier.arrive(free.index((step + _STAGES - 1) % _STAGES), count=1, pred=k > 0)
                 step += 1
             acc, more = warpgroup_mma_wait(0, [acc, more])
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(free.index((step + _STAGES - 1) % _STAGES), count=1)
             target = out + (first + lane).to(gl.int64)[:, None] * N
             if GATED:
@@ -219,7 +220,7 @@ def _multiply(
             for _ in range(0, K, _INNER):
                 stage = step % _STAGES
                 mbarrier.wait(ready.index(stage), step // _STAGES & 1)
-                gl.thread_barrier()
+                thread_barrier()
                 mbarrier.arrive(free.index(stage), count=1)
                 step += 1
         turn += 1
