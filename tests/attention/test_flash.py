@@ -83,3 +83,15 @@ def test_rows_and_lengths_are_what_the_library_takes(
         assert ours is not None
         assert theirs is not None
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("found, reason", [((8, 9), "needs"), ((9, 0), ""), ((10, 0), "is made")])
+def test_it_is_for_hopper_alone(
+    found: tuple[int, int], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr("baton.attention.needs._importable", lambda _: True)
+    need = AttentionNeed(GQASpec(4, 2, 128, 0.3), torch.bfloat16, torch.device("cuda"))
+    reasons = FA3Backend.limits(need)
+    assert [text.startswith(reason) for text in reasons] == [True] * bool(reason)

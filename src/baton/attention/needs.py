@@ -33,7 +33,9 @@ def against_cuda(
                 f"this is {found[0]}.{found[1]}"
             )
         elif newest is not None and found[0] > newest:
-            reasons.append(f"is made for compute capability {newest}.x, this is {found[0]}.{found[1]}")
+            reasons.append(
+                f"is made for compute capability {newest}.x, this is {found[0]}.{found[1]}"
+            )
     if need.dtype not in dtypes:
         names = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
         reasons.append(f"needs {names}, the model is {str(need.dtype).removeprefix('torch.')}")
