@@ -80,7 +80,7 @@ def _rough(hashed):
     little where u is small; there `u`, which is less than E, takes over.
     """
     u = hashed * -_UNIT + -0.5 * _UNIT
-    return log2(tl.maximum(u, -LN_2 * log2(1.0 + hashed * _UNIT) - _LOG_ERROR))
+    return log2(tl.maximum(u, log2(1.0 + hashed * _UNIT) * -LN_2 - _LOG_ERROR))
 
 
 @triton.jit
