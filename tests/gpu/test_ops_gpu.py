@@ -121,6 +121,22 @@ def test_head_products(tokens: int, inner: int, width: int) -> None:
         assert error(head_products(x, weight), want) < 4e-3
 
 
+def replay(
+    chain: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    inputs: list[torch.Tensor],
+    want: list[torch.Tensor],
+) -> None:
+    """A graph of `chain(x)` says what is wanted of each of the inputs, over and over."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(x)
+    for i in range(200):
+        x.copy_(inputs[i % len(inputs)])
+        graph.replay()
+        assert torch.equal(out, want[i % len(inputs)])
+
+
 def test_overlapping_kernels_wait_for_one_another() -> None:
     """Chains of launches in a graph: whoever reads too early reads what an earlier replay left."""
     moe = MoEConfig(64, 6, 256, score="sigmoid", score_bias=True, shared_intermediate=512)
@@ -145,13 +161,7 @@ def test_overlapping_kernels_wait_for_one_another() -> None:
         torch.cuda.synchronize()
         want.append(chain(x))
         torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain(x)
-    for i in range(200):
-        x.copy_(inputs[i % 4])
-        graph.replay()
-        assert torch.equal(out, want[i % 4])
+    replay(chain, x, inputs, want)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
@@ -201,13 +211,7 @@ def test_latents_that_were_just_stored_are_read(rows: int) -> None:
         x.copy_(one)
         want.append(chain(x, torch.cuda.synchronize))
     assert all(one.isfinite().all() for one in want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain(x)
-    for i in range(200):
-        x.copy_(inputs[i % 4])
-        graph.replay()
-        assert torch.equal(out, want[i % 4])
+    replay(chain, x, inputs, want)
 
 
 @pytest.mark.parametrize("rows, vocab", [(1, 120832), (64, 120832), (9, 163840), (5, 1001)])

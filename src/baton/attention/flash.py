@@ -19,6 +19,16 @@ from baton.attention.spec import AttentionNeed, GQASpec
 from baton.core import env
 
 
+def _lengths(piece: Piece) -> dict[str, Any]:
+    """What both libraries are told of packed rows `[T, H, D]`."""
+    return {
+        "cu_seqlens_q": piece.cu_q,
+        "cu_seqlens_k": piece.cu_k,
+        "max_seqlen_q": max(piece.q_lens),
+        "max_seqlen_k": max(piece.k_lens),
+    }
+
+
 def _against_dims(need: AttentionNeed) -> list[str]:
     spec = need.spec
     dim = spec.head_dim if isinstance(spec, GQASpec) else spec.nope_dim + spec.rope_dim
@@ -59,14 +69,7 @@ class FA4Backend(PackedBackend):
         if len(piece.q_lens) == 1:
             out, lse = cute.flash_attn_func(q[None], k[None], v[None], **kind)
             return out[0], lse[0].t()
-        out, lse = cute.flash_attn_varlen_func(
-            q, k, v,
-            cu_seqlens_q=piece.cu_q,
-            cu_seqlens_k=piece.cu_k,
-            max_seqlen_q=max(piece.q_lens),
-            max_seqlen_k=max(piece.k_lens),
-            **kind,
-        )  # fmt: skip
+        out, lse = cute.flash_attn_varlen_func(q, k, v, **_lengths(piece), **kind)
         return out, lse.t()
 
 
@@ -100,12 +103,5 @@ class FA3Backend(PackedBackend):
         if len(piece.q_lens) == 1:
             out, lse, *_ = _fa3()(q[None], k[None], v[None], **kind)
             return out[0], lse[0].t()
-        out, lse, *_ = _fa3()(
-            q, k, v,
-            cu_seqlens_q=piece.cu_q,
-            cu_seqlens_k=piece.cu_k,
-            max_seqlen_q=max(piece.q_lens),
-            max_seqlen_k=max(piece.k_lens),
-            **kind,
-        )  # fmt: skip
+        out, lse, *_ = _fa3()(q, k, v, **_lengths(piece), **kind)
         return out, lse.t()
